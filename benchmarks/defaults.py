@@ -24,7 +24,7 @@ from bayesncl import ReadableCodes
 from bayesncl.measure import coverage
 from bayesncl.measure import topk as kept
 from bayesncl.measure.columns import stability, twin_share
-from bayesncl.measure.dimensions import describe
+from bayesncl.measure.interpretability import interpretability
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # rows and classes to fit on, and to judge by
 TEST = 2000
@@ -106,10 +106,9 @@ SETS: dict[str, Callable[[], Split]] = {
 
 def judge(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
     at = kept.summary(z, y, ks=(K,))[0][K]
-    ap = describe(z, y, detectors=True).ap
-    assert ap is not None
+    ap = interpretability(z, y)["detector_ap"] or 0
     dead = 1 - len(np.unique(kept.keep(z, K).indices)) / z.shape[1]
-    found = {"AP": float(np.nanmean(ap)), "owned": at["classes_owned"] or 0, "P@5": at["p5"] or 0}
+    found = {"AP": ap, "owned": at["classes_owned"] or 0, "P@5": at["p5"] or 0}
     return found | {"dead": dead, "twins": twin_share(z)}
 
 

@@ -36,7 +36,7 @@ from bayesncl.io import write_atomic
 from bayesncl.measure import coverage
 from bayesncl.measure import topk as kept
 from bayesncl.measure.columns import stability
-from bayesncl.measure.dimensions import describe
+from bayesncl.measure.interpretability import interpretability
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
 from bayesncl.method.losses import swapped_cross_entropy
@@ -238,12 +238,10 @@ def whole(train: np.ndarray, test: np.ndarray, y: np.ndarray) -> float | None:
 def judge(z_train: np.ndarray, y_train: np.ndarray, z: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """What is measured of codes [N, D]; those of training rows serve the probe."""
     at, chance = (by_k[K] for by_k in kept.summary(z, y, train=(z_train, y_train), ks=(K,)))
-    ap = describe(z, y, detectors=True).ap
-    assert ap is not None
     strongest = np.argsort(-z, axis=0)[:TOP]  # [10, D]
     alike = np.array([np.bincount(column).max() for column in y[strongest].T])
     return {
-        "ap": float(np.nanmean(ap)),
+        "ap": interpretability(z, y)["detector_ap"],
         "top10": float(100 / TOP * alike.mean()),
         "readable": float(100 * (alike >= ALIKE).mean()),
         "dead": 1 - len(np.unique(kept.keep(z, K).indices)) / z.shape[1],  # no row keeps it

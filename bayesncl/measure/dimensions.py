@@ -45,8 +45,6 @@ class Dimensions:
     consistency: np.ndarray | None = None
     best_class: np.ndarray | None = None  # int [D], that class; of equals the one with more mass
     recall: np.ndarray | None = None  # [D], share of the best class it fires on, percent
-    detected_class: np.ndarray | None = None  # int [D], class of the highest mean activation, or -1
-    ap: np.ndarray | None = None  # [D], average precision as a detector of `detected_class`, 0..1
     entropy_freq: np.ndarray | None = None  # [D], entropy over classes of firing counts,
     entropy_sum: np.ndarray | None = None  # ... of mass,
     entropy_mean: np.ndarray | None = None  # ... of mass per image
@@ -100,7 +98,7 @@ def count(
 
 def describe(
     z: Array, labels: Array | None = None, *, backgrounds: Array | None = None,
-    open: np.ndarray | None = None, detectors: bool = False,
+    open: np.ndarray | None = None,
 ) -> Dimensions:  # fmt: skip
     """Describe every column of z.
 
@@ -109,7 +107,6 @@ def describe(
     z : [N, D], dense or scipy sparse, of any scale and sign; rows are normalized.
     labels, backgrounds : [N] integers or strings, or None. A negative number means no label.
     open : bool [N, D], whether each gate is open; z are then the features before the gates.
-    detectors : also compute `ap`, which sorts all entries that fire.
     """
     z = unit_codes(z)
     index, classes = _index(labels, z.shape[0])
@@ -120,18 +117,14 @@ def describe(
     if classes is not None:
         labeled = slice(len(classes))
         sizes, mass = counts[0].sizes[labeled], counts[0].mass[labeled]
-        fires, means = counts[0].fires[0][labeled], mass / sizes[:, None]
+        fires = counts[0].fires[0][labeled]
         best, dead = np.where(fires == fires.max(0), mass, -1.0).argmax(0), ~fires.any(0)
         table |= {
             "classes": classes,
             "class_counts": _integers(fires.T),
             "best_class": np.where(dead, -1, best),
             "recall": np.where(dead, np.nan, 100 * fires.max(0) / sizes[best]),
-            "detected_class": np.where(dead, -1, means.argmax(0)),
         } | purity(fires, mass, sizes)
-        if detectors:
-            ap = detector_precision(z, [index], counts[:1], len(classes))[0]
-            table["ap"] = np.where(dead, np.nan, ap)
     if grounds is not None:
         table["background_counts"] = _integers(counts[1].fires[0][: len(grounds)].T)
     if open is not None:
@@ -213,14 +206,14 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def detector_precision(
-    z: np.ndarray, labelings: Labelings, counts: Sequence[Counts], classes: int | None = None
+    z: np.ndarray, labelings: Labelings, counts: Sequence[Counts]
 ) -> list[np.ndarray]:
     """Average precision [D] of unit-length |z| as a detector of the class with its highest mean.
 
     Equal values count as one step (as in scikit-learn); all images on which a dimension does not
-    fire are equal. Only the first `classes` are detected.
+    fire are equal.
     """
-    detected = [(c.mass[:classes] / c.sizes[:classes, None]).argmax(0) for c in counts]
+    detected = [(c.mass / c.sizes[:, None]).argmax(0) for c in counts]
     result = np.zeros((len(labelings), z.shape[1]))
     for j, rows, _, depth in ranked_columns(z):
         for i, labels in enumerate(labelings):

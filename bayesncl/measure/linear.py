@@ -387,7 +387,7 @@ class Linear:
 
 def fit_linear(
     z: Array, labels: Array, *, sparse: bool = False,
-    validation: tuple[Array, Array] | None = None, seed: int = 0,
+    validation: tuple[Array, Array] | None = None,
 ) -> Linear:  # fmt: skip
     """Multinomial logistic regression of labels [N] on features [N, D], classes weighing the same.
 
@@ -397,7 +397,7 @@ def fit_linear(
     """
     x = np.array(as_features(z), np.float32)
     index, classes = as_labels(labels, len(x))
-    order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
+    order = np.random.default_rng(0).permutation(len(x))[:MAX_ROWS]
     x, index = x[order], index[order]
     center, deviation = x.mean(0), x.std(0)
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 1e-9)
@@ -458,7 +458,7 @@ def fit_sparse(
 
 def trim(
     train_z: Array, train_labels: Array, test_z: Array, test_labels: Array, groups: Array | None,
-    irrelevant: Sequence[int], *, validation: tuple[Array, Array] | None = None, seed: int = 0,
+    irrelevant: Sequence[int], *, validation: tuple[Array, Array] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Accuracy of logistic regression with and without the dimensions a person calls irrelevant.
 
@@ -470,7 +470,6 @@ def trim(
     irrelevant : dimensions to leave out.
     validation : codes and labels on which penalties are chosen; default a fifth of the training
         rows. Rows with the same shortcut as the training rows choose a penalty that uses it.
-    seed : of the rows that choose the penalty, and of the control.
 
     Returns
     -------
@@ -492,11 +491,11 @@ def trim(
         chosen = None
         if validation is not None:
             chosen = as_features(validation[0])[:, kept], validation[1]
-        model = fit_linear(z[:, kept], train_labels, validation=chosen, seed=seed)
+        model = fit_linear(z[:, kept], train_labels, validation=chosen)
         predicted = model.predict(test[:, kept])
         return group_accuracy(predicted, test_labels, groups), predicted
 
-    rng, every = np.random.default_rng(seed), np.arange(width)
+    rng, every = np.random.default_rng(0), np.arange(width)
     full, predicted = measure(every)
     left = np.setdiff1d(every, dropped)
     result = {"all": full, "left": len(left)}

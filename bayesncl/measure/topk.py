@@ -15,6 +15,7 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import dimensions as dims
+from bayesncl.measure.dimensions import Labelings
 from bayesncl.measure.interpretability import Values, shuffle_labels
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
@@ -23,6 +24,7 @@ from bayesncl.measure.rows import active, as_codes, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
+PRECISION_AT = 5
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
 
 
@@ -95,18 +97,17 @@ def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
 
 
 def kept_precision(
-    kept: sp.csr_array, labelings: Sequence[np.ndarray], k: int = 5,
-    queries: np.ndarray | None = None,
-) -> list[float | None]:  # fmt: skip
-    """Precision at k, percent, by cosine of kept codes; see `retrieval`. One value per labeling."""
-    if kept.shape[0] <= k:
+    kept: sp.csr_array, labelings: Labelings, queries: np.ndarray | None = None
+) -> list[float | None]:
+    """Precision at 5, percent, by cosine of kept codes; see `retrieval`. One value per labeling."""
+    if kept.shape[0] <= PRECISION_AT:
         return [None for _ in labelings]
     live = np.flatnonzero(np.bincount(kept.indices, minlength=kept.shape[1]))
     codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
     length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would break ties
     codes.data /= np.repeat(length, np.diff(codes.indptr))
-    found = relevance(as_rows(codes), labelings, k, queries=queries)["sound"]
-    return [precision(each, (k,))[k] for each in found]
+    found = relevance(as_rows(codes), labelings, PRECISION_AT, queries=queries)["sound"]
+    return [precision(each, (PRECISION_AT,))[PRECISION_AT] for each in found]
 
 
 def summary(
@@ -136,7 +137,7 @@ def summary(
         live = len(np.unique(kept.indices))
         even_share = len(sizes) * kept.nnz / n / max(live, 1)
         values[k] = {"l0": kept.nnz / n}
-        precisions = kept_precision(kept, labelings, 5, asked)
+        precisions = kept_precision(kept, labelings, asked)
         for tree, y, p5 in zip((values, chance), labelings, precisions):
             fires = class_counts(kept, y)
             support, share = dims.largest_share(fires)

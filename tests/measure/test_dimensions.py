@@ -39,7 +39,7 @@ def nats(weights: list[float]) -> float:
 def test_against_loops(world: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "ENTRIES_PER_BLOCK", 12 * 20)  # several blocks
     z, y, open = world["z"], world["labels"], world["open"]
-    table = describe(z, y, backgrounds=world["backgrounds"], open=open, detectors=True)
+    table = describe(z, y, backgrounds=world["backgrounds"], open=open)
     unit = np.abs(unit_length(z))
     assert table.classes.tolist() == [5, 7, 2**40]
     sizes = [int((y == c).sum()) for c in table.classes]
@@ -54,8 +54,8 @@ def test_against_loops(world: dict[str, np.ndarray], monkeypatch: pytest.MonkeyP
         assert table.open_rate[k] == pytest.approx(100 * open[:, k].mean())
         assert table.open_counts[k].tolist() == [int(open[y == c, k].sum()) for c in table.classes]
         if not fires:
-            assert table.best_class[k] == table.detected_class[k] == -1
-            names = "consistency", "recall", "ap", "entropy_freq", "entropy_sum", "entropy_mean"
+            assert table.best_class[k] == -1
+            names = "consistency", "recall", "entropy_freq", "entropy_sum", "entropy_mean"
             for name in (*names, "closed_rate"):
                 assert np.isnan(getattr(table, name)[k]), name
             continue
@@ -64,7 +64,6 @@ def test_against_loops(world: dict[str, np.ndarray], monkeypatch: pytest.MonkeyP
         assert table.consistency[k] == pytest.approx(100 * max(by_class) / sum(by_class))
         assert table.recall[k] == pytest.approx(100 * by_class[best] / sizes[best])
         mass = [unit[[i for i in fires if y[i] == c], k].sum() for c in table.classes]
-        assert table.detected_class[k] == np.argmax([m / s for m, s in zip(mass, sizes)])
         assert table.entropy_freq[k] == pytest.approx(nats(by_class))
         assert table.entropy_sum[k] == pytest.approx(nats(mass))
         assert table.entropy_mean[k] == pytest.approx(nats([m / s for m, s in zip(mass, sizes)]))
@@ -92,9 +91,9 @@ def test_rankings(world: dict[str, np.ndarray]) -> None:
 
 
 def test_without_labels_what_needs_them_is_none(world: dict[str, np.ndarray]) -> None:
-    table = describe(torch.from_numpy(world["z"]), None, open=world["open"], detectors=True)
+    table = describe(torch.from_numpy(world["z"]), None, open=world["open"])
     assert table.classes is table.consistency is table.entropy_sum is None
-    assert table.ap is table.open_counts is None
+    assert table.open_counts is None
     assert table.closed_rate is not None
     assert describe(world["z"]).closed_rate is None
     for bad in ({"labels": np.arange(3)}, {"open": np.ones((2, 2), bool)}):

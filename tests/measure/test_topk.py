@@ -72,7 +72,7 @@ def test_precision_is_that_of_the_dense_codes(k: int, d: int) -> None:
     cut = kept.keep(z, k)
     for asked in (None, np.array([3, 7, 100, 41])):
         wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
-        assert kept.kept_precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
+        assert kept.kept_precision(cut, [y], asked)[0] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_probe_solves_the_problem_of_fast_probe() -> None:
