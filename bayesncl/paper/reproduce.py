@@ -163,14 +163,15 @@ def do_run(recipe: Recipe, experiment: Experiment, space: Workspace) -> Path:
     else:
         model = train(recipe, images, run.folder, device=space.device, display=display)
     with run.lock():
-        needs = lacking(ledger.find(space.results, recipe), experiment, space.scale)
+        known = ledger.find(space.results, recipe)
+        needs = lacking(known, experiment, space.scale)
         if not needs:
             raise InputError("another process has recorded it")
         # on scenes most measures are about backgrounds: only experiments on them take those
         plain, plain_test = (replace(split, backgrounds=None) for split in (images, test))
         path = enter(
             space.results, run, recipe, model, (plain, plain_test), test, display,
-            probe="probe" in needs or ("run" in needs and space.scale == "paper"),
+            probe=space.scale == "paper" and (known is None or tables.PROBE in needs),
             backgrounds=space.backgrounds() if experiment.background else {},
         )  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)
@@ -228,18 +229,11 @@ def enter(
 
 
 def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "paper") -> set[str]:
-    """What an experiment needs and an entry lacks: `run`, `probe`, `dynamics`, a background key."""
-    if entry is None:
-        return {"run"}
-    columns, out = set(experiment.columns), set()
-    probed = scale == "smoke" or "paper" in entry["measures"].get("probe", {})
-    if columns & set(tables.ACCURACIES) and not probed:
-        out.add("probe")
-    if columns & set(tables.DYNAMICS) and not entry["dynamics"]:
-        out.add("dynamics")
-    if experiment.background:
-        out |= {experiment.background} - set(entry["extra"])
-    return out
+    """The branches of an entry that an experiment needs and the entry lacks; of None all."""
+    needed = {"measures", *filter(None, experiment.branches)}
+    if scale == "smoke":
+        needed.discard(tables.PROBE)
+    return {path for path in needed if entry is None or not tables.measured(entry, path)}
 
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:

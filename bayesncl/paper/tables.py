@@ -6,6 +6,7 @@ it into a recipe, and `fill` puts the measures of its runs in the ledger beside 
 """
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -29,8 +30,8 @@ COLUMNS: dict[str, Any] = PAPER["columns"]  # symbol, decimals, and where an ent
 SCALES = ("paper", "smoke")
 MAIN = "cifar100"  # dataset of the claims and the figures
 DATASET_ORDER = ("cifar100", "cifar10", "imagenet100", "waterbirds", "scenes")
-DYNAMICS = ("af_gv", "af_sc", "gv_sc")  # columns that need gradient dynamics
 ACCURACIES = ("acc1", "acc5")  # columns that need the published probe
+PROBE = "measures/probe/paper"  # where an entry has it
 PAIR = ("ncl", "bayesncl")
 
 # A smoke run takes seconds on a CPU, with the small backbone. Of each axis it keeps the first and
@@ -67,8 +68,14 @@ class Experiment(NamedTuple):
     @property
     def background(self) -> str | None:
         """Key of the background probe it shows, or None."""
-        branch, key, *_ = COLUMNS[self.columns[0]].get("ours", "/").split("/")
-        return key if branch == "extra" else None
+        branch, _, rest = (self.branches[0] or "").partition("/")
+        return rest.partition("/")[0] if branch == "extra" else None
+
+    @property
+    def branches(self) -> list[str | None]:
+        """By column the branch of an entry that it is taken from; None for counted operations."""
+        paths = (COLUMNS[column].get("ours") for column in self.columns)
+        return [path and re.split(r"/\{|/[^/]*$", path)[0] for path in paths]
 
 
 def _experiment(name: str, about: dict[str, Any]) -> Experiment:
@@ -210,8 +217,23 @@ def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Tabl
     for dataset in sorted({row.dataset for row in every}, key=DATASET_ORDER.index):
         mine = [row for row in every if row.dataset == dataset]
         given = [c for c in experiment.columns if any(r.published[c] is not None for r in mine)]
-        table[dataset] = [_fill_row(row, given or experiment.columns, entries) for row in mine]
+        table[dataset] = [
+            row._replace(
+                runs=_measured_runs(row, experiment, entries),
+                published={column: row.published[column] for column in given or experiment.columns},
+            )
+            for row in mine
+        ]
     return dict(sorted(table.items(), key=lambda item: not has_runs(item[1])))
+
+
+def _measured_runs(row: Row, experiment: Experiment, entries: Entries) -> list[ledger.Entry]:
+    """The runs of a row that have something to show: gradient dynamics are of some runs only."""
+    return [
+        entry
+        for entry in entries.get(ledger.setting(row.recipe), [])
+        if any(path is None or measured(entry, path) for path in experiment.branches)
+    ]
 
 
 def has_runs(lines: list[Row]) -> bool:
@@ -219,20 +241,12 @@ def has_runs(lines: list[Row]) -> bool:
     return any(row.runs for row in lines)
 
 
-def _fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Row:
-    runs = entries.get(ledger.setting(row.recipe), [])
-    path = COLUMNS[columns[0]].get("ours", "")
-    if path.startswith(("dynamics", "extra")):  # measured on some runs only
-        runs = [entry for entry in runs if measured(entry, path.format(**row.axes)) is not None]
-    return row._replace(runs=runs, published={column: row.published[column] for column in columns})
-
-
 @cache
 def _macs(recipe: Recipe) -> int:
     return sum(multiply_adds(recipe).values())
 
 
-def measured(entry: ledger.Entry, path: str) -> float | None:
+def measured(entry: ledger.Entry, path: str) -> Any:
     """The value at a path in an entry, with records by their epoch and theory by statement."""
     measures = entry["measures"]
     theory = {row["statement"]: row for row in measures.get("theory", [])}

@@ -120,7 +120,7 @@ def test_an_accuracy_has_one_probe_protocol(entry: dict[str, Any]) -> None:
     entries, experiment = [at_full_size(entry, r) for r in recipes], EXPERIMENTS["downstream"]
     for i, each in enumerate(entries):
         each["measures"]["probe"] = {"fast": {"acc1": 62.0 + i, "acc5": 87.0}}
-    assert all(reproduce.lacking(e, experiment) == {"probe"} for e in entries)
+    assert all(reproduce.lacking(e, experiment) == {tables.PROBE} for e in entries)
     assert not any(reproduce.lacking(e, experiment, "smoke") for e in entries)
     entries[1]["measures"]["probe"]["paper"] = {"acc1": 40.0, "acc5": 80.0}
     assert reproduce.lacking(entries[1], experiment) == set()
