@@ -64,10 +64,18 @@ def as_input_error(what: object, *kinds: type[BaseException]) -> Iterator[None]:
         raise InputError(f"{what}: {first_line(error)}") from None
 
 
+def wrap(text: str, width: int = 80, first: str = "", later: str = "") -> str:
+    """Text in lines of `width` columns that begin with `first` and `later`.
+
+    Long words, such as paths, and numbers with a percent sign stay in one piece.
+    """
+    fill = textwrap.TextWrapper(width, first, later, break_long_words=False, break_on_hyphens=False)
+    return fill.fill(text.replace(" %", "\0%")).replace("\0", " ")
+
+
 def print_message(message: str) -> None:
     """Print a message to stderr, escaped, on one line or wrapped between words on a terminal."""
     text = "bayesncl: " + escape_unprintable(" ".join(message.split()))
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+        text = wrap(text, shutil.get_terminal_size().columns)
     print(text, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from bayesncl import progress
+from bayesncl.errors import wrap
 from bayesncl.progress import Display
 
 
@@ -49,6 +50,12 @@ def test_notes_break_between_words_on_a_terminal_only(capsys: pytest.CaptureFixt
     assert [line.rstrip() for line in capsys.readouterr().err.split("\n")] == [
         "a note of more than", "twenty characters", "a command of more than twenty characters", "",
     ]  # fmt: skip
+
+
+def test_paths_and_shares_are_not_broken() -> None:
+    path, lines = "a/long/path/of/forty/characters/or-so/it", wrap("5 of 6 % in 7 s", 10).split("\n")
+    assert lines == ["5 of 6 %", "in 7 s"]
+    assert wrap(f"see {path}", 20, "- ", "  ").split("\n") == ["- see", f"  {path}"]
 
 
 def test_the_bar_fits_its_terminal(clock: list[float]) -> None:

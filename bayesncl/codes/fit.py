@@ -8,9 +8,7 @@ embeddings; the same command fits the head again from the start.
 import os
 import shlex
 import shutil
-import textwrap
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +22,7 @@ from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
 from bayesncl.codes.transfer import carry_names
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, printable
+from bayesncl.errors import InputError, printable, wrap
 from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
 from bayesncl.measure.figures import figures
@@ -79,8 +77,8 @@ def fit(
     took = duration(time.perf_counter() - began)
     shown = [x for x in verdict["lines"] if x["value"] is not None or x["key"] == "collapsed"]
     texts = [line["text"] for line in shown if line["key"] != "dense"]  # as prototypes always are
-    fill = partial(textwrap.fill, width=80, initial_indent="- ", subsequent_indent="  ")
-    lines = [f"{out}: {what} in {took}, judged on {judged}:", *map(fill, texts[:4])]
+    lines = [wrap(f"{out}: {what} in {took}, judged on {judged}:")]
+    lines += [wrap(text, first="- ", later="  ") for text in texts[:4]]
     print("\n".join(lines), flush=True)
     if codes.method == "prototypes" and splits_in_two(codes, x):
         display.note(FACTOR_NOTE)

@@ -9,7 +9,7 @@ from bayesncl.codes.embed import codes_of
 from bayesncl.codes.folder import file_stat
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.data.images import Progress
-from bayesncl.errors import printable
+from bayesncl.errors import printable, wrap
 from bayesncl.inputs import Array
 from bayesncl.measure.topk import keep
 
@@ -89,7 +89,7 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
 
 def summarize(found: Comparison, n: int) -> str:
     """The n most novel images and the n largest changes, as text."""
-    lines = [found.headline]
+    lines = [wrap(found.headline)]
     lines += [f"  {each.novelty:.3f}  {printable(each.image, 200)}" for each in found.images[:n]]
     lines.append(f"{len(found.changes)} dimensions changed in use (share of images, before, after)")
     for _, name, before, after in found.changes[:n]:

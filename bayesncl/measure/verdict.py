@@ -4,10 +4,10 @@ It is plain data, as JSON holds it: `images`, `dimensions`, `collapsed` and `lin
 """
 
 import math
-import textwrap
 from html import escape
 from typing import Any
 
+from bayesncl.errors import wrap
 from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
 from bayesncl.measure.result import Figure, Result, Tree
@@ -82,13 +82,13 @@ def render(tree: Tree) -> str:
     for line in tree["lines"]:
         if line["key"] == "collapsed":
             head = f"{line['label']}: {line['figure']}."
-            parts.append(textwrap.fill(head, WIDTH, subsequent_indent="    "))
+            parts.append(wrap(head, WIDTH, later="    "))
         else:
             head = f"{line['label']:<{LABEL_WIDTH}}{line['figure']:>{FIGURE_WIDTH}}   "
-            row = textwrap.fill(line["beside"], WIDTH - len(indent))
+            row = wrap(line["beside"], WIDTH - len(indent))
             parts.append((head + row.replace("\n", "\n" + indent)).rstrip())
         if line["advice"]:
-            parts.append(textwrap.indent(textwrap.fill(line["advice"], WIDTH - 4), "    "))
+            parts.append(wrap(line["advice"], WIDTH, "    ", "    "))
     return "\n".join(parts)
 
 
