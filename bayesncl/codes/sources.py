@@ -111,10 +111,11 @@ def embed_photos(
     """The photos of a folder."""
     entries, others, test = find_photos(source)
     names, n = [entry.name for entry in entries], len(entries)
-    labels, by = folder_classes(names, source), "by subfolder"
+    given = None
     if options.labels is not None:
         given = class_labels(inputs.read_labels(options.labels, np.array(names, object), n)[1])
-        labels, by = labels if given is None else list(map(str, given)), "given"
+    labels = folder_classes(names, source) if given is None else list(map(str, given))
+    by = "by subfolder" if given is None else "given"
     request, used = options.encoder, None
     with suppress(InputError):  # nothing is there yet, or it is damaged
         used = folder.about().encoder

@@ -25,6 +25,7 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif",
 )  # fmt: skip
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
+N_HEADERS = 64  # files whose sizes are read in advance
 Picture = Image.Image | str | Path
 Pictures = Tensor | np.ndarray | Picture | Sequence[Picture]
 T = TypeVar("T")
@@ -109,9 +110,9 @@ def resize_images(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def describe_sizes(paths: Sequence[Path | str], root: Path = Path()) -> str:
-    """Range of image sizes by the headers of 64 files: ``a x b``, ``a x b to c x d`` or empty."""
-    sizes = set()
-    for i in spread_evenly(len(paths), 64):
+    """Range of image sizes, ``a x b to c x d``, by the headers of at most 64 files; or empty."""
+    sizes, some = set(), spread_evenly(len(paths), N_HEADERS)
+    for i in some:
         # Errors are reported when the image is decoded.
         with (
             contextlib.suppress(Exception),
@@ -119,7 +120,8 @@ def describe_sizes(paths: Sequence[Path | str], root: Path = Path()) -> str:
         ):
             sizes.add(image.size)
     ends = [pick(sizes, key=math.prod, default=()) for pick in (min, max)]
-    return " to ".join(dict.fromkeys(" x ".join(map(str, size)) for size in ends))
+    text = " to ".join(dict.fromkeys(" x ".join(map(str, size)) for size in ends))
+    return f"mostly {text}" if text and len(some) < len(paths) else text
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

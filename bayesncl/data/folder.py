@@ -13,7 +13,7 @@ from bayesncl import recipes
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import SUFFIXES
 from bayesncl.data.images import Images, Progress, in_split
-from bayesncl.errors import InputError, as_input_error
+from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import is_codes
 
 
@@ -33,8 +33,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     if nested == {True}:
         classes = sorted({name.split("/")[0] for name in names if "/" in name})
     elif True in nested:
-        note = "images both in it and in its subfolders; treating them as unlabeled"
-        warnings.warn(f"{root}: {note}", stacklevel=2)
+        warn_of_loose(folder, [entry.name for entry in entries])
     if test is None:
         entries = list(compress(entries, in_split([e.name for e in entries], data, split)))
         others = others if split == "train" else []  # report them once
@@ -90,7 +89,17 @@ def folder_classes(names: Sequence[str], root: Path) -> list[str] | None:
     """The first folder of each path, below the splits of `root`; None if a path has no folder."""
     split = os.path.isdir(root) and split_folders(root)[0] != root
     parts = [name.split("/")[split:] for name in names]
-    return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
+    nested = [len(part) > 1 for part in parts]
+    if any(nested) and not all(nested):
+        warn_of_loose(root, ["/".join(part) for part in parts])
+    return [part[0] for part in parts] if all(nested) else None
+
+
+def warn_of_loose(root: Path, names: Sequence[str]) -> None:
+    """Name an image that lies beside the subfolders: these are then no classes."""
+    example = printable(next(name for name in names if "/" not in name))
+    note = f"some images are in no subfolder, e.g. {example}: treating all as unlabeled"
+    warnings.warn(f"{root}: {note}", stacklevel=3)
 
 
 def safe_name(name: str) -> str | None:

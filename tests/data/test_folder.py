@@ -44,7 +44,7 @@ def test_a_flat_folder_is_unlabeled(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.holdout"):
         load(tmp_path / "d", "test")
     save(tmp_path / "d" / "sub" / "5.png", 5)
-    with pytest.warns(UserWarning, match="unlabeled"):
+    with pytest.warns(UserWarning, match=r"e\.g\. 0\.PNG.*unlabeled"):
         assert load(tmp_path / "d").labels is None
 
 
@@ -58,6 +58,8 @@ def test_splits_share_class_numbers(tmp_path: Path, other: str) -> None:
     assert test.class_names == ("ant", "bee", "cow") and test.labels.tolist() == [1, 2]
     assert len(load(tmp_path / "d")) == 3
     assert folder_classes(["train/ant/a.png"], tmp_path / "d") == ["ant"]
+    with pytest.warns(UserWarning, match=r"e\.g\. b\.png.*unlabeled"):
+        assert folder_classes(["train/ant/a.png", "train/b.png"], tmp_path / "d") is None
 
 
 def test_train_is_a_split_alone_and_a_class_among_others(tmp_path: Path) -> None:
