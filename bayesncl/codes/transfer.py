@@ -11,6 +11,7 @@ from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.measure.rows import active
 from bayesncl.measure.topk import strongest_images
+from bayesncl.progress import plural
 
 SAME = 0.7  # cosine of the squared activations from which two dimensions may be the same
 TOP, STILL_STRONG = 10, 0.8  # strongest images of a dimension, and what must be left of that
@@ -78,7 +79,10 @@ def transfer_names(
             added.dimensions.setdefault(match.dimension, list(old.dimensions[k]))
         else:
             doubtful.append(k)
-    lines = [_describe(k, old.name(k), matches[k]) for k in sorted(doubtful)]
+    own = [k for k in sorted(doubtful) if not all(e.suggested for e in old.dimensions[k])]
+    lines = [_describe(k, old.name(k), matches[k]) for k in own]
+    if suggested := len(doubtful) - len(own):
+        lines.append(f"- not moved: {plural(suggested, 'suggestion')}, which can be made again")
     moved, total = len(old.dimensions) - len(doubtful), len(old.dimensions)
     lines.insert(0, f"names: {moved} of {total} moved to the matching dimensions")
     return merge_names([new, added])[0], lines

@@ -69,12 +69,14 @@ def blobs(n: int, classes: int = 4) -> np.ndarray:
 
 def test_doubtful_names_are_listed_and_not_moved() -> None:
     named = {0: [ANN], 1: [Entry("red")], 2: [Entry("blue")], 3: [Entry("low")], 4: [Entry("pale")]}
-    old = Annotations("old", "", 5, named)
+    named[5] = [Entry("ant", author="bayesncl:labels")]
+    old = Annotations("old", "", 6, named)
     new = Annotations("new", "", 4, {3: [Entry("rot", author="Ben")]})
     matches = [Match(3, 0.9, 1), Match(3, 0.8, 1), Match(3, 0.85, 1), Match(1, 0.6, 1)]
-    names, result = transfer_names(old, new, [*matches, Match(2, 0.9, 0.5)])
+    names, result = transfer_names(old, new, [*matches, Match(2, 0.9, 0.5), Match(0, 0.2, 1)])
     assert [entry.name for entry in names.dimensions[3]] == ["rot", "red"]
-    assert set(names.dimensions) == {3} and "2 of 5 moved" in result[0]
+    assert set(names.dimensions) == {3} and "2 of 6 moved" in result[0]
+    assert "1 suggestion" in result.pop()
     reasons = {"'blue' (best match z3": "another name", "'low'": "0.60", "'pale'": "50 %"}
     for line, (name, reason) in zip(result[1:], reasons.items(), strict=True):
         assert name in line and reason in line
