@@ -338,7 +338,7 @@ def evaluate(
         where_active = float(sound.open[active].mean()) if active.any() else None
         result.gates = {"open": float(sound.open.mean()), "open_where_active": where_active}
     some = test.pixels[spread_evenly(len(test), N_CHECKED)]
-    if (drop := masking_drop(heatmaps_of_run(model), some)) is not None:
+    if (drop := masking_drop(heatmaps_of_run(model), some, progress)) is not None:
         result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}
     for name, branch in (extra(model, train, test, seen, sound) if extra else {}).items():
         setattr(result, name, result.probe | branch if name == "probe" else branch)

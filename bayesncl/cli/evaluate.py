@@ -13,6 +13,7 @@ from bayesncl.io import check_not_input, is_codes, read_object, write_atomic
 from bayesncl.recipes import with_root
 
 if TYPE_CHECKING:
+    from bayesncl.data.images import Progress
     from bayesncl.measure.result import Result
     from bayesncl.progress import Display
 
@@ -39,13 +40,12 @@ def evaluate(
     from bayesncl.report.tables import show
     from bayesncl.training.run_folder import Folder
 
-    options: dict[str, Any] = {"everything": everything, "progress": display.count}
+    options: dict[str, Any] = {"everything": everything, "progress": measuring(display)}
     if is_codes(run):
         common.refuse_for_codes(
             run, again=again, plots=plots, paper_probe=paper_probe, data=data,
             background=background, device=device != "auto",
         )  # fmt: skip
-        display.busy("measuring")
         result = measure_codes(run, spectrum=True, **options)
     else:
         extra = {"published_probe": paper_probe, "background": background}
@@ -61,6 +61,18 @@ def evaluate(
 
         for path in draw_figures(result.parameters["recipe"]["name"], run, result, plots):
             display.note(f"wrote {path}")
+
+
+def measuring(display: Display) -> Progress:
+    """Report that measuring goes on, and counted work while there is any."""
+
+    def count(done: int, total: int, title: str) -> None:
+        display.count(done, total, title)
+        if done >= total:
+            display.busy("measuring")
+
+    display.busy("measuring")
+    return count
 
 
 def evaluate_run(
@@ -83,7 +95,7 @@ def evaluate_run(
     train, test = (load_split(recipe, split, display) for split in ("train", "test"))
     if (note := warn_of_few(train, test)) is not None:
         display.note(note)
-    paper = partial(paper_measures, progress=display.count, **extra)
+    paper = partial(paper_measures, progress=options["progress"], **extra)
     result = evaluate_model(model, train, test, again=twin, extra=paper, **options)
     result.parameters["recipe"] = recipe.to_dict()
     if trained_on := read_object(RunFolder(run).environment_file).get("device"):
@@ -120,8 +132,7 @@ def measure(
             raise InputError(f"--factor takes NAME=FILE, each name once, got {pair!r}")
         factors[name] = Path(path)
     spectrum = everything or json is not None or csv is not None  # slow, shown only there
-    options = {"spectrum": spectrum, "everything": everything, "progress": display.count}
-    display.busy("measuring")
+    options = {"spectrum": spectrum, "everything": everything, "progress": measuring(display)}
     if is_codes(features):
         common.refuse_for_codes(features, labels=labels, embeddings=embeddings)
         result = measure_codes(features, factors, **options)

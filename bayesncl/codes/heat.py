@@ -26,6 +26,7 @@ from bayesncl.method.losses import unit_rows
 
 N_STRONGEST = 8  # dimensions per image with a map
 N_CONTROLS = 4  # random quarters beside the hottest one
+CHECKING = "checking heat maps"
 N_CHECKED = 512  # images that decide whether maps are shown
 MAX_EXTRA_TOKENS = 8  # class and register tokens
 BATCH_SIZE = 64
@@ -164,7 +165,7 @@ def compute_maps(
             parts.append(picked.transpose(1, 2).unflatten(2, (high, wide)).float().cpu())
             seen.clear()
             if progress is not None:
-                progress(a + n, len(pixels), "heatmaps")
+                progress(a + n, len(pixels), "heat maps")
     return torch.cat(parts).numpy()
 
 
@@ -178,7 +179,7 @@ def strongest_heatmaps(
     `masking_drop`. `share` is that of `Heatmaps`; the default is the center crop of larger images.
     """
     some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
-    check = masking_drop(model, some)
+    check = masking_drop(model, some, progress)
     if check is None:
         return "the encoder has no features by position"
     if check["hottest"] - max(check["random"], 0) <= 2 * check["error"]:
@@ -194,7 +195,9 @@ def strongest_heatmaps(
     return Heatmaps(dims, maps, check, share or min(1.0, model.view.crop / some.shape[-1]))
 
 
-def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | None:
+def masking_drop(
+    model: HeatmapModel, pixels: np.ndarray, progress: Progress | None = None
+) -> dict[str, float] | None:
     """How much the strongest dimension drops when parts of an image are masked.
 
     Returns `hottest` and `random`: the mean relative drop when the hottest quarter, or random
@@ -203,6 +206,8 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | 
     """
     if model.layer is None:
         return None
+    progress = progress or (lambda *_: None)
+    progress(0, N_CONTROLS + 1, CHECKING)
     pixels = center_crop(np.array(pixels), model.view.crop)
     gray = np.rint(255 * np.clip(model.view.mean, 0, 1)).astype(np.uint8)[:, None, None]
     z = model.encode(pixels)
@@ -218,12 +223,13 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | 
     orders += [np.argsort(rng.random((n, h * w)), axis=1) for _ in range(N_CONTROLS)]
     rows, columns = (np.arange(s) * cells // s for s, cells in zip(pixels.shape[2:], (h, w)))
     drops = []
-    for order in orders:
+    for done, order in enumerate(orders, 1):
         hidden = np.zeros((n, h * w), bool)
         np.put_along_axis(hidden, order[:, : max(1, h * w // 4)], True, axis=1)
         hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
         masked = np.where(hidden, gray, pixels)
         drops.append((before - model.encode(masked)[alive, dims[alive]]) / before)
+        progress(done, len(orders), CHECKING)
     hottest, control = drops[0], np.mean(drops[1:], axis=0)
     error = float((hottest - control).std() / np.sqrt(len(before)))
     means = {"hottest": float(hottest.mean()), "random": float(control.mean())}
