@@ -1,11 +1,18 @@
 """Commands around readable codes, from `fit` to the jobs with fitted codes."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file, out_folder
 from bayesncl.errors import InputError, printable
 from bayesncl.io import is_codes, write_atomic
+
+if TYPE_CHECKING:
+    from bayesncl.progress import Display
 
 ENCODER = "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."
 IMAGES = "A folder, an image or an array file. Default for codes: the fitted rows."
@@ -19,6 +26,16 @@ def check_table_path(path: Path | None) -> Path | None:
 
         check_table(path)
     return path
+
+
+def write_found(display: Display, out: Path | None, kind: Any, found: Sequence[Any]) -> None:
+    """Write named tuples of one kind as a table, if a path is given."""
+    if out is not None:
+        from bayesncl.codes.table import write_tuples
+        from bayesncl.progress import plural
+
+        write_tuples(out, kind, found)
+        display.note(f"{out}: {plural(len(found), 'row')}")
 
 
 TABLE = opt("FILE", "Write a table (.csv or .parquet).", "-o", "--out", callback=check_table_path)
@@ -196,12 +213,11 @@ def audit(
     """List likely wrong labels, odd images and duplicates."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
-    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.audit import Finding, audit_folder, summarize
 
     display.busy("comparing images")
     found = audit_folder(CodesFolder(codes), near=near, device=device)
-    write_tuples(out, Finding, found)
+    write_found(display, out, Finding, found)
     display.show(summarize(found, n))
     display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
 
@@ -219,12 +235,11 @@ def find(
     """Find fitted images by a similar photo or by named dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
-    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.find import Match, find_images
 
     model = PhotoCodes(codes, device, encoder)
     found = find_images(model, photo, name or (), without or (), n=n)
-    write_tuples(out, Match, found)
+    write_found(display, out, Match, found)
     display.close()
     for match in found:
         print(f"{match.score:6.3f}  {printable(match.label, 24):24}  {printable(match.image, 200)}")
@@ -241,13 +256,12 @@ def compare(
     """Show what is new in other images."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
-    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.compare import Novel, summarize
     from bayesncl.jobs.compare import compare as compare_images
 
     model = PhotoCodes(codes, device, encoder)
     found = compare_images(model, images, display.count)
-    write_tuples(out, Novel, found.images)
+    write_found(display, out, Novel, found.images)
     display.show(summarize(found, n))
     display.note(f"to look at them: bayesncl atlas {codes} --serve, page New here")
 
@@ -271,14 +285,13 @@ def explain(
     """
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
-    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs import explain as job
 
-    display.busy("fitting classifiers")
     model = PhotoCodes(codes)
-    found, z = job.explain_codes(model, labels, groups, without or ())
     row = None if image is None else job.find_image(model.rows, image)
-    write_tuples(out, job.Weight, found.weights)
+    display.busy("fitting classifiers")
+    found, z = job.explain_codes(model, labels, groups, without or ())
+    write_found(display, out, job.Weight, found.weights)
     display.show(
         job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
     )

@@ -58,10 +58,9 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     write_atomic(path, text.getvalue())
 
 
-def write_tuples(path: Path | None, kind: Any, rows: Sequence[Any]) -> None:
-    """Write named tuples of one kind as a table; nothing without a path."""
-    if path is not None:
-        write_table(path, {name: [row[i] for row in rows] for i, name in enumerate(kind._fields)})
+def write_tuples(path: Path, kind: Any, rows: Sequence[Any]) -> None:
+    """Write named tuples of one kind as a table."""
+    write_table(path, {name: [row[i] for row in rows] for i, name in enumerate(kind._fields)})
 
 
 def write_features(path: Path, table: Table, long: bool = False) -> None:

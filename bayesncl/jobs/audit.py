@@ -35,6 +35,7 @@ ODD_DEVIATIONS = 3.0  # below the median, in robust standard deviations
 THUMBNAIL = 16  # side in gray pixels
 # least correlation of two copies; and where they differ by few gray levels (root mean square)
 SAME_PIXELS, ALMOST_SAME, LEVELS = 0.99, 0.95, 5.0
+SHOWN = 34  # characters of a file name
 CANDIDATES = 3  # nearest thumbnails of each, among which copies are found
 
 
@@ -215,6 +216,10 @@ def summarize(found: Sequence[Finding], n: int = 5) -> str:
         lines.append(plural(len(some), kind))
         for f in some[:n]:
             what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
-            image, what = (printable(text[-34:], 34) for text in (f.image, what))
-            lines.append(f"  {f.score:5.2f}  {image:34}  {what}".rstrip())
+            lines.append(f"  {f.score:5.2f}  {_ending(f.image):{SHOWN}}  {_ending(what)}".rstrip())
     return "\n".join(lines)
+
+
+def _ending(text: str) -> str:
+    """The end of a path, where images of one folder differ."""
+    return printable(text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", SHOWN)

@@ -180,16 +180,17 @@ def summarize(found: Explanation, n: int = 5) -> str:
     """The accuracies, and the n strongest dimensions for and against each class, worst first."""
     model, used = found.model, int(found.model.used.sum())
     fitted, tested = found.rows
+    worst = "worst class" if found.groups is None else "worst group"
     lines = [
         f"{len(model.classes)} classes; {fitted:,} images to fit on, {tested:,} held out",
         f"{used} of {len(found.names)} dimensions used, {len(found.irrelevant)} switched off",
         "",
-        f"{'accuracy on held-out images, %':30}{'all':>8}{'worst group':>14}",
+        f"{'accuracy on held-out images, %':30}{'all':>8}{worst:>14}",
     ]
     for name, score in found.scores.items():
         first = score.get("groups", [])[:1]
-        worst = [str(row[key]) for row in first for key in ("class", "group")]
-        text = printable(", ".join(filter(None, worst)), 24)
+        texts = [str(row[key]) for row in first for key in ("class", "group")]
+        text = printable(", ".join(filter(None, texts)), 24)
         line = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}   {text}".rstrip()
         lines.append(line[:WIDTH])
     lines.append(f"{'chance':30}{found.chance:8.1f}")
@@ -209,9 +210,10 @@ def summarize(found: Explanation, n: int = 5) -> str:
 
 def _show(line: Weight) -> str:
     word = "for" if line.weight > 0 else "against"
-    named = "" if line.name == f"z{line.dimension}" else printable(line.name, 30)
+    number = f"z{line.dimension}"
+    named = "" if line.name == number else printable(line.name.removesuffix(f" ({number})"), 30)
     group = f"about {printable(line.group, 20)}" if line.group else ""
-    return f"  {word:8}{line.weight:+7.2f}  z{line.dimension:<6}{named:30}  {group}".rstrip()
+    return f"  {word:8}{line.weight:+7.2f}  {number:7}{named:30}  {group}".rstrip()
 
 
 def explain_image(found: Explanation, z: np.ndarray, n: int = 8) -> str:

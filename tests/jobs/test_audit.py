@@ -70,7 +70,10 @@ def test_planted_cases_are_found() -> None:
     assert ("4.png", "122.png") in [f[1:3] for f in of_kind(found, NEAR)]
     assert ("2.png", "121.png") not in [f[1:3] for f in of_kind(found, NEAR)]
     assert {f[1:3] for f in of_kind(found, ACROSS)} >= {("2.png", "121.png"), ("4.png", "122.png")}
-    assert max(map(len, module.summarize(found).splitlines())) <= 80
+    folder = "a folder with a long name"
+    found = [f._replace(image=f"{folder}/{folder}/{f.image}") for f in found]
+    lines = module.summarize(found).splitlines()
+    assert max(map(len, lines)) <= 80 and "  …e/a folder with a long name/7.png" in "\n".join(lines)
     assert not of_kind(audit(x) + audit(x, np.zeros(len(x))), WRONG)  # of no or one class
 
 

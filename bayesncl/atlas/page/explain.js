@@ -3,7 +3,7 @@ async function viewExplain({ run, stage }) {
   if (!run.explain) throw new Error("Run bayesncl explain on these codes, then bayesncl atlas again.");
   const { scores, weights, group_share: share } = run.explain;
   const one = (value) => (value === null ? "–" : `${fixed(value, 1)} %`);
-  const accuracy = table("Accuracy on held-out images", ["Classifier", "#All images", "#Worst group"],
+  const accuracy = table("Accuracy on held-out images", ["Classifier", "#All images", share === null ? "#Worst class" : "#Worst group"],
     h("tbody", {}, Object.entries(scores).map(([name, score]) => tableRow(null, name, [], [one(score.average), one(score.worst)]))));
   const line = (w) => [`weight ${w.weight > 0 ? "+" : "−"}${fixed(Math.abs(w.weight), 2)}`,
     w.group && `about ${w.group}`, markOf(run, w.dimension) === "irrelevant" && "irrelevant"]

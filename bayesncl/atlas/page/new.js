@@ -14,7 +14,7 @@ async function viewNew({ run, stage }) {
   const node = h("div", {},
     heading("New here", lede(`${headline}.`)),
     section("Most novel images", images.length
-      ? [intro("Novelty: 0 if one dimension describes an image, 1 if all fit equally well."), wall] : note("None.")),
+      ? [intro("Novelty: about 0 for an ordinary image, 3 or more for one that differs much."), wall] : note("None.")),
     section("Dimensions used more or less", changes.length
       ? [intro("Share of images with the dimension among their five strongest. Upper bar: fitted images. Lower bar: new images."),
         part("More", changes.filter(([, before, after]) => after > before)),
