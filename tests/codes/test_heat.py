@@ -16,7 +16,6 @@ from bayesncl.codes.heat import (
     strongest_heatmaps,
 )
 from bayesncl.evaluate import evaluate
-from bayesncl.measure.registry import named, value
 from bayesncl.method.encoder import Encoder, build_model
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -82,7 +81,7 @@ def test_evaluation_reports_the_check_with_its_control() -> None:
     sight, pixels = heatmaps_of_run(model), tiny_images(50, seed=1).pixels
     drop = masking_drop(sight, pixels)
     assert result.heat == drop
-    assert value(result.to_dict(), named("heat/hottest").path()) == drop["hottest"]
+    assert result["heat/hottest"].value == drop["hottest"]
     assert result.chance["heat"] == {"hottest": drop["random"]}
 
 
