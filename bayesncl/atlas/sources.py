@@ -29,8 +29,7 @@ from bayesncl.evaluate import images_of_run
 from bayesncl.inputs import read_arrays
 from bayesncl.io import is_codes, read_object
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
-from bayesncl.measure.topk import keep
-from bayesncl.measure.verdict import KEPT
+from bayesncl.measure.topk import KEPT, keep
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
 from bayesncl.recipes import Data, Recipe, with_root

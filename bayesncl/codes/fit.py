@@ -27,7 +27,7 @@ from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
 from bayesncl.measure.figures import figures
 from bayesncl.measure.result import Tree
-from bayesncl.measure.verdict import KEPT
+from bayesncl.measure.topk import KEPT
 from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 

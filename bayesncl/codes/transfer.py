@@ -14,7 +14,7 @@ from bayesncl.measure.topk import strongest_images
 from bayesncl.progress import plural
 
 SAME = 0.7  # cosine of the squared activations from which two dimensions may be the same
-TOP, STILL_STRONG = 10, 0.8  # strongest images of a dimension, and what must be left of that
+STILL_STRONG = 0.8  # share of its strength on its strongest images that a dimension must keep
 MIN_SHARED, MAX_SHARED = 20, 20_000  # images in both codes
 
 
@@ -54,7 +54,7 @@ def match_dimensions(a: np.ndarray, b: np.ndarray) -> list[Match]:
     """
     columns = [normalize(active(z**2), dim=0) for z in (a, b)]
     cosine = (columns[0].T @ columns[1]).numpy()  # [D, E]
-    best, top, top_b = cosine.argmax(1), strongest_images(a, TOP), strongest_images(b, TOP)
+    best, top, top_b = cosine.argmax(1), strongest_images(a), strongest_images(b)
     found = []
     for k, partner in enumerate(best.tolist()):
         z = b[:, partner]

@@ -17,8 +17,7 @@ from bayesncl.inputs import as_features, read_embeddings
 from bayesncl.io import read_json
 from bayesncl.measure.figures import readable
 from bayesncl.measure.labelfree import prepare
-from bayesncl.measure.topk import strongest_images
-from bayesncl.measure.verdict import TOP
+from bayesncl.measure.topk import TOP, strongest_images
 
 MAX_ROWS = 50_000  # rows that names are found on, spread evenly
 CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled vectors
@@ -26,7 +25,7 @@ CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled v
 
 def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, float]]:
     """Each readable dimension, the class most of its 10 strongest images share, and their share."""
-    top = strongest_images(z, TOP)
+    top = strongest_images(z)
     found = []
     for k in np.flatnonzero(readable(top, [labels])):
         count = np.bincount(labels[top[k]])

@@ -13,10 +13,9 @@ from bayesncl.inputs import Array
 from bayesncl.measure.columns import twin_share
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.rows import as_codes, column_sums, fired, lengths, unit_codes
-from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import ACTIVE
 
-TOP = 10  # strongest images of a dimension
 THIN = 0.02  # share of non-zero entries up to which sparse products pay
 MAX_DENSE_ROWS = 2048  # images that correlations of dense columns are computed over
 SAME_CODE = 0.98  # mean cosine of two images' codes from which all images count as the same
@@ -84,7 +83,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
     table, total = describe(codes), column_sums(codes)
     rows = int((np.abs(codes) > ACTIVE).any(1).sum())
     live = width - int(table.dead.sum())
-    top = strongest_images(codes, TOP) if top is None else top[:, :TOP]
+    top = strongest_images(codes) if top is None else top[:, :TOP]
     images = len(np.unique(top[top >= 0]))
     possible = min(n, int((top >= 0).sum()))
     similarity = float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None

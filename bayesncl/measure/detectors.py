@@ -11,9 +11,7 @@ from bayesncl.measure.dimensions import MIN_SUPPORT, Labelings, largest_share, m
 from bayesncl.measure.interpretability import shuffle_labels
 from bayesncl.measure.linear import sparse_probe
 from bayesncl.measure.rows import fired, ranked_columns, unit_codes
-from bayesncl.measure.topk import class_counts, keep
-
-KEPT = 5  # dimensions per image that enter the hierarchy
+from bayesncl.measure.topk import KEPT, class_counts, keep
 
 
 def best_f1(z: Array, labelings: Labelings, classes: int) -> np.ndarray:

@@ -18,8 +18,8 @@ from bayesncl.measure.factors import summary as factor_summary
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.retrieval import draw_queries, retrieval
 from bayesncl.measure.rows import as_codes
-from bayesncl.measure.topk import strongest_images
-from bayesncl.measure.verdict import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, judge
+from bayesncl.measure.topk import KEPT, TOP, strongest_images
+from bayesncl.measure.verdict import ALIKE, MIN_IMAGES, NOISE_QUANTILE, judge
 
 QUERIES = 2000  # of retrieval with an untrained head and with full embeddings, at most
 REFERENCE_GROUPS = 512  # groups of ten images that set the scale from random to neighbors
@@ -64,7 +64,7 @@ def figures(
     noisy = None
     if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
         noise_embeddings = labelfree.prepare(noise[1], len(noise[0]))
-        noisy = labelfree.mean_cosine(strongest_images(noise[0], TOP), noise_embeddings)
+        noisy = labelfree.mean_cosine(strongest_images(noise[0]), noise_embeddings)
     index, names = None, np.empty(0)  # None without labels, or with a single class
     if labels is not None and (np.shape(labels) != (n,) or len(np.unique(as_numpy(labels))) > 1):
         index, names = as_labels(labels, n)

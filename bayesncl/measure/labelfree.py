@@ -17,11 +17,10 @@ from bayesncl.inputs import Array, as_features
 from bayesncl.measure import wilson
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.rows import active, blocks, lengths, unit_codes
-from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import unit_rows
 
 MIN_DIRECTION_COLUMNS = 16  # of fewer columns the direction says too little: rows keep their length
-TOP = 10  # strongest images of a dimension
 POOL = 20  # strongest images from which the four of an intruder test are drawn
 DUPLICATE = 0.98  # cosine from which two images are near duplicates
 TRIALS = 4  # intruder tests per dimension

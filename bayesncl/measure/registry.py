@@ -18,6 +18,7 @@ from bayesncl.measure.interpretability import (
     at_l0,
     at_threshold,
 )
+from bayesncl.measure.topk import KS
 
 Path = tuple[str, ...]
 
@@ -62,8 +63,7 @@ class Measure:
 
 
 BOTH, SOUND = DEFINITIONS, ("sound",)
-KS = (1, 2, 5, 10)  # dimensions kept per image
-FACTOR_KS = (5, 16)  # ... where images have several known factors
+FACTOR_KS = (5, 16)  # dimensions kept per image where images have several known factors
 OWNED, EVENLY = "classes that own a dimension", "classes that own an even share"
 ABOUT, ACTIVE_DIMS = "dimensions about ", "active dimensions per image"
 BY_FACTOR = "retrieval precision at 5 by this factor"

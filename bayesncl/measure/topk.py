@@ -23,7 +23,9 @@ from bayesncl.measure.retrieval import draw_queries, precision, relevance
 from bayesncl.measure.rows import active, as_codes, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
-KS = (1, 2, 5, 10)
+TOP = 10  # strongest images of a dimension
+KEPT = 5  # dimensions kept per image where one number must do
+KS = (1, 2, 5, 10)  # ... elsewhere
 PRECISION_AT = 5
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
 
@@ -58,7 +60,7 @@ def _strongest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return columns, block.gather(1, columns)
 
 
-def strongest_images(z: Array, count: int = 10) -> np.ndarray:
+def strongest_images(z: Array, count: int = TOP) -> np.ndarray:
     """The rows on which each dimension is strongest by unit-length |z|, int64 [D, count].
 
     Of equal rows the first; -1 where the dimension does not fire on as many.

@@ -11,9 +11,9 @@ from bayesncl.errors import wrap
 from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
 from bayesncl.measure.result import Figure, Result, Tree
+from bayesncl.measure.topk import KEPT, TOP
 
-TOP, ALIKE = 10, 7  # a dimension is readable if 7 of its 10 strongest images share a class
-KEPT = 5  # active dimensions per image where one number must do
+ALIKE = 7  # a dimension is readable if so many of its TOP strongest images share a class
 MIN_IMAGES = 50  # below, single dimensions are not judged
 NOISE_QUANTILE = 0.95  # over dimensions fitted to noise, which a readable dimension exceeds
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
