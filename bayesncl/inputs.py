@@ -154,43 +154,39 @@ def factorize(labels: Array) -> tuple[np.ndarray, np.ndarray]:
 
 def read_labels(
     path: Path, names: np.ndarray | None, n: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names and labels of `n` rows from a file: matched by name if both have names, else by row."""
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Names and labels of `n` rows from a file: matched by name if both have names, else by row.
+
+    A name is matched by its whole path, or by the last part of it where that is unique.
+    """
     arrays = read_arrays(path, (*LABELS, *NAMES))
     labels, own_names = find_column(arrays, LABELS), find_column(arrays, NAMES)
-    columns = [column for column in (labels, own_names) if column is not None]
-    if not columns:
+    if labels is None:
         raise InputError(f"{path}: no labels; expected y [N] or a table with the column label")
-    if wide := [column for column in columns if column.ndim != 1]:
-        raise InputError(f"{path}: labels and names must be [N], got {list(wide[0].shape)}")
-    if names is not None and own_names is not None and labels is not None:
-        wanted = [str(name) for name in names]
-        return names, np.array(find_labels(path, wanted, own_names, labels, "rows"))
-    if len(columns[0]) != n:
-        raise InputError(f"{path}: {len(columns[0]):,} rows, but the embeddings have {n:,}")
-    if own_names is not None and names is None:
-        note = f"the embeddings have no names: assuming that the rows of {path} are in their order"
-        warnings.warn(note, stacklevel=2)
-    return (names if own_names is None else own_names), labels
-
-
-def find_labels(
-    path: Path, wanted: Sequence[str], names: np.ndarray, labels: np.ndarray, what: str
-) -> list[Any]:
-    """The label of each wanted name, or of the last part of its path if that is unique."""
+    for column in (labels, own_names):
+        if column is not None and column.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
+    if names is None or own_names is None:
+        if len(labels) != n:
+            raise InputError(f"{path}: {len(labels):,} rows, but the embeddings have {n:,}")
+        if own_names is not None:
+            order = f"assuming that the rows of {path} are in their order"
+            warnings.warn(f"the embeddings have no names: {order}", stacklevel=2)
+        return (names if own_names is None else own_names), labels
     by_name: dict[str, Any] = {}
-    for name, label in zip(map(str, names), labels.tolist()):
+    for name, label in zip(map(str, own_names), labels.tolist()):
         first = by_name.setdefault(name, label)
         if first is not label and first != label:  # NaN differs from itself
             raise InputError(f"{path}: {name} has the labels {first} and {label}")
+    wanted = [str(name) for name in names]
     ends = [name.rpartition("/")[2] for name in wanted]
     count = Counter(ends)
     by_end = [by_name.get(end) if count[end] == 1 else None for end in ends]
     found = [by_name.get(name, label) for name, label in zip(wanted, by_end)]
     if missing := [name for name, label in zip(wanted, found) if label is None]:
-        some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {missing[0]}"
+        some = f"{len(missing):,} of {len(wanted):,} rows, e.g. {missing[0]}"
         raise InputError(f"{path}: no label for {some}")
-    return found
+    return names, np.array(found)
 
 
 def class_labels(labels: np.ndarray | None) -> np.ndarray | None:
