@@ -11,6 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 LINE_SECONDS = 15.0  # between plain lines
+COUNT_SECONDS = 0.05  # between updates of the bar, each of which takes almost 0.1 ms
 
 
 class Display:
@@ -31,7 +32,7 @@ class Display:
             transient=True, expand=True, disable=not self.live, get_time=time.perf_counter,
         )  # fmt: skip
         self.task: Task | None = None
-        self.last_line = time.perf_counter()
+        self.last_line = self.last_count = time.perf_counter()
         if self.live:
             atexit.register(self.bar.stop)  # shows the cursor again after an error
 
@@ -49,9 +50,13 @@ class Display:
 
     def count(self, done: int, total: int, title: str, status: str = "") -> None:
         """Show counted work, such as decoding or steps of training, and its status."""
+        now = time.perf_counter()
         if self.task is None or self.task.description != title:
             self._start(title, total, done)
+        elif done < total and now - self.last_count < COUNT_SECONDS:
+            return
         assert self.task is not None
+        self.last_count = now
         self.bar.update(self.task.id, completed=done, status=status)
         self._print_line(f"{title}:  {describe(self.task)}")
         if done >= total:
