@@ -118,6 +118,8 @@ def figures(
         if least is not None and noisy is not None:
             values["readable"]["noise"] = int((noisy >= least).sum())
         if index is not None:
+            sizes = (int(np.bincount(y).max()) for y in (index, *levelled.values()))
+            values["readable"] |= {"largest_class": max(sizes)}
             values["readable"] |= _clearest(codes, index, names, label_names)
     if prepared is not None:
         values["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"

@@ -128,10 +128,17 @@ def _readable(found: Result, dimensions: int) -> Tree:
         rule += f", and above {NOISE_QUANTILE:.0%} of dimensions fitted to shuffled columns (noise)"
     if count and control is not None and control >= count:
         advice = "An untrained head has as many: training added none. Use more images or steps."
+    distinct = max(found["coverage/distinct"].value or 0, 1)
     for name, other in (("noise", noise), ("chance", chance)):
-        # two standard deviations of a rare count
-        if count and other is not None and other + 2 * other**0.5 >= count:
-            advice = f"Within {name}: they say nothing about these images. Use more images."
+        if count and other is not None:
+            # two standard deviations of the difference of two shares; copies count together
+            share = other / dimensions
+            spread = 2 * (2 * share * (1 - share) / distinct) ** 0.5
+            if count / dimensions <= share + spread:
+                advice = f"Within {name}: they say nothing about these images. Use more images."
+    if found.readable.get("largest_class", ALIKE) < ALIKE:
+        advice = f"No class has {ALIKE} of these images, so none can be: use coarser labels "
+        advice += "or more images."
     text = f"{count:,.0f} of {dimensions:,}"
     return _line("readable", label, text, beside, advice, rule, figure)
 
