@@ -11,13 +11,14 @@ import numpy as np
 
 from bayesncl.data import DATASETS
 from bayesncl.io import write_atomic
-from bayesncl.measure.dimensions import MIN_SUPPORT
+from bayesncl.measure.dimensions import CONFLICTS, MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.measure.registry import named
 from bayesncl.measure.result import look_up
 from bayesncl.paper import figures, ledger, tables
 from bayesncl.paper.ledger import Entry
 from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, PAIR, Row, Table, mean, summary
+from bayesncl.paper.theory import CLOSED_AS_PREDICTED, RANK_CORRELATION
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -34,9 +35,7 @@ SOUND_LEGEND = (
 CONSISTENCY, SHUFFLED = "measures/paper/consistency", "measures/chance/paper/consistency"
 IN_USE = f"measures/curves/dimensions_by_support/{MIN_SUPPORT}"
 OPEN, OPEN_WHERE_ACTIVE = "measures/gates/open", "measures/gates/open_where_active"
-SPEARMAN = "measures/theory/filtering: Spearman of prevalence and open rate"
-CLOSED = "measures/theory/filtering: closed dimensions, best gamma"
-CONFLICTS = ("0.5", "0.9")  # products of two classes' firing probabilities
+SPEARMAN, CLOSED = f"measures/theory/{RANK_CORRELATION}", f"measures/theory/{CLOSED_AS_PREDICTED}"
 
 Column = tuple[str, Callable[[Row], str]]  # its head, and the cell of a row
 markdown = partial(format_table, kind="markdown", left=1)
@@ -239,11 +238,11 @@ FILTERING: list[Column] = [
 ]
 CONFLICTING: list[Column] = [
     (head, average(f"measures/conflicting/{t}/{key}", 1))
-    for t in CONFLICTS
+    for t in sorted(CONFLICTS)
     for head, key in ((f"at {t}", "count"), ("by chance", "chance_count"))
 ] + [RUNS]
 INSTABILITY: list[Column] = [
-    *((f"holds at {t}", instability_holds(t)) for t in CONFLICTS),
+    *((f"holds at {t}", instability_holds(str(t))) for t in sorted(CONFLICTS)),
     ("with variance", trend("spearman_variance")),
     ("with mean", trend("spearman_mean_to_deviation")),
     RUNS,

@@ -25,6 +25,8 @@ CLOSED = 0.5  # a dimension is closed if its gate is open on a smaller share of 
 TOLERANCE = 0.25  # "approximately": observed within a quarter of predicted
 SHUFFLES = 200
 LEVELS = 16  # to which features are rounded for the information bound
+CLOSED_AS_PREDICTED = "filtering: closed dimensions, best gamma"
+RANK_CORRELATION = "filtering: Spearman of prevalence and open rate"
 
 Row = dict[str, Any]
 
@@ -133,7 +135,7 @@ def filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
         agreement, chance = found["agreement"], found["agreement_chance"]
         beats = agreement > chance
         note = f"balanced agreement {agreement:.1f} %, up to {chance:.1f} % by chance"
-    first = _row("filtering: closed dimensions, best gamma", predicted, closed, beats, note)
+    first = _row(CLOSED_AS_PREDICTED, predicted, closed, beats, note)
     note = "at rho < 0.5 the corrected condition differs only in scale"
     if prior >= 0.5:
         note = f"gamma pi (1-pi) < lambda log((1-rho)/rho) closes nothing at rho = {prior:g}"
@@ -149,7 +151,7 @@ def filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
     )
     note = f"mean open rate where active {common} at prevalence >= {COMMON:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
-    third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
+    third = _row(RANK_CORRELATION, -1.0, rank, holds, note)
     return [first, second, third]
 
 
