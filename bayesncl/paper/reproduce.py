@@ -184,40 +184,39 @@ def record_run(
 ) -> Path:  # fmt: skip
     """Record a finished run, or add to its entry what that lacks.
 
-    An existing evaluation.json is used as it is. `root` is the path of the images, if they moved;
-    `background` that of a dataset in the layout of waterbirds, to probe for the background.
+    `root` is the path of the images, if they moved; `background` that of a dataset in the layout of
+    waterbirds, to probe for the background.
     """
     recipe = with_root(run.recipe(), root)
-    model, result, paths = run.model(device), None, {}
+    model, paths = run.model(device), {}
     if background is not None:
         name = Path(background).expanduser().resolve().name
         paths[name.replace("-", "_")] = background
     with run.lock():
-        if run.evaluation_file.is_file():
-            text = run.evaluation_file.read_text()
-            result = Result.from_json(text, str(run.evaluation_file))
         images, test = (datasets.load(recipe.data, s, display.count) for s in ("train", "test"))
         return enter(
             results, run, recipe, model, (images, test), test, display,
-            result=result, probe=paper_probe, backgrounds=paths,
+            probe=paper_probe, backgrounds=paths,
         )  # fmt: skip
 
 
 def enter(
     results: Path, run: RunFolder, recipe: Recipe, model: Encoder, splits: tuple[Images, Images],
     shown: Images, display: Display, *, probe: bool, backgrounds: dict[str, str],
-    result: Result | None = None,
 ) -> Path:  # fmt: skip
     """Record a run with all its measures, or add to its entry the probes that it lacks.
 
-    `splits` are the training and test images to measure on, `shown` those of the exemplars;
-    `backgrounds` are paths of datasets to probe for the background, by their key in `extra`.
+    An existing evaluation.json is used as it is. `splits` are the training and test images to
+    measure on, `shown` those of the exemplars; `backgrounds` are paths of datasets to probe for the
+    background, by their key in `extra`.
     """
-    new = ledger.find(results, recipe) is None
-    if new and result is None:
+    new, result, file = ledger.find(results, recipe) is None, None, run.evaluation_file
+    if file.is_file():
+        result = Result.from_json(file.read_text(), str(file))
+    elif new:
         more = partial(measures.paper_measures, progress=display.count)
         result = evaluate(model, *splits, extra=more, progress=display.count)
-        write_atomic(run.evaluation_file, result.to_json())
+        write_atomic(file, result.to_json())
     published = result.probe.get("paper") if result else None
     if probe and published is None:
         published = measures.run_published_probe(model, *splits, progress=display.count)
