@@ -156,7 +156,8 @@ def extract(
     hard = model.head.kind is not None and model.head.kind.hard
     dim, width = model.head.dim, int(model.backbone.features)  # type: ignore[arg-type]
     # a process without images contributes no rows
-    parts = [[torch.empty(0, n, device=device) for n in (width, dim, dim, dim * hard)]]
+    parts = [[torch.empty(0, n, device=device) for n in (width, dim, dim)]]
+    parts[0].append(torch.empty(0, dim * hard, dtype=torch.bool, device=device))
     starts = np.arange(0, len(images), size)
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
     with in_eval_mode(model), batch_statistics(model) if mode == "paper" else nullcontext():
@@ -170,4 +171,4 @@ def extract(
     h, z, gated, gates = (
         distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts)
     )
-    return Extracted(h, z, gated, gates.astype(bool) if hard else None)
+    return Extracted(h, z, gated, gates if hard else None)

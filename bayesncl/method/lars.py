@@ -61,14 +61,15 @@ class LARS(Light, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            decay, momentum = group["weight_decay"], group["momentum"]
+            decay, momentum, like = group["weight_decay"], group["momentum"], group["params"][0]
+            # once per group: a number is copied to the GPU, and the host waits for that
+            lr = torch.as_tensor(group["lr"], dtype=like.dtype, device=like.device)
             params = [p for p in group["params"] if p.grad is not None]
             for plain in (False, True):  # dozens of tensors in a few operations
                 p = [p for p in params if (p.ndim == 1) == plain]
                 if not p:
                     continue
                 g, v = [p.grad for p in p], [self.state[p]["momentum_buffer"] for p in p]
-                lr = torch.as_tensor(group["lr"], dtype=p[0].dtype, device=p[0].device)
                 if plain:
                     descend(p, g, v, lr, momentum)
                     continue
