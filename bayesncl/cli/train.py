@@ -122,6 +122,9 @@ def explain_recipe(recipe: Recipe) -> str:
         for field in dataclasses.fields(cls):
             value = str(getattr(getattr(recipe, part), field.name)) or "''"
             head = f"  {part + '.' + field.name:26} = {value:13} "
+            if len(head) > 45:  # the description begins below a long value
+                lines.append(head.rstrip())
+                head = " " * 45
             doc = textwrap.TextWrapper(width, head, " " * 45, break_on_hyphens=False)
             lines.append(doc.fill(field.metadata["doc"]))
     return "\n".join(lines)

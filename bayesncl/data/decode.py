@@ -82,7 +82,7 @@ def decode(data: bytes, use: Callable[[Image.Image], T], min_side: int) -> T:
     except UnidentifiedImageError:
         if data[4:8] == b"ftyp" and "HEIF" not in _formats():
             raise Undecodable("HEIC needs the extra `heic`: pip install pillow-heif") from None
-        raise Undecodable(f"not an image of a known format ({', '.join(_formats())})") from None
+        raise Undecodable("not an image of a known format") from None
     except Exception as error:  # damaged files make Pillow raise almost anything
         raise Undecodable(f"{type(error).__name__}: {error}") from None
 
