@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import read_json
-from bayesncl.measure import wilson
+from bayesncl.measure.labelfree import wilson
 from bayesncl.report.tables import format_table
 
 FORMAT = "bayesncl-quiz-1"

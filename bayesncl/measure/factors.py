@@ -18,7 +18,6 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import topk
 from bayesncl.measure.dimensions import entropy, mean
-from bayesncl.measure.registry import FACTOR_KS
 from bayesncl.measure.rows import as_tensor, unit_codes
 
 MIN_DISTANCE = 0.1  # |AUC - 0.5| from which a dimension is about a class
@@ -227,7 +226,7 @@ def summary(
         for labels, changed in zip((true, shuffled), moved)
     ]
     for name, y in indexed.items():
-        kept = topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed)
+        kept = topk.summary(codes, y, ks=topk.FACTOR_KS, queries=queries, seed=seed)
         for tree, by_k in zip(both, kept):
             for k, row in by_k.items():
                 tree["each"][name][f"owned_{k}"] = row["classes_owned"]

@@ -5,7 +5,9 @@ They are centered, because embeddings of many encoders share a large mean that m
 alike, and normalized, because a few long rows would decide that mean.
 """
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ import torch
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
-from bayesncl.measure import wilson
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.rows import active, blocks, lengths, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
@@ -163,6 +164,15 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
         least = alike == alike.min(1, keepdims=True)
         hits[part] = least[np.arange(len(least)), trials.odd[part]] / least.sum(1)
     return hits
+
+
+def wilson(hits: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share of `hits` among `trials`."""
+    z, p = NormalDist().inv_cdf(0.975), hits / trials
+    middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    spread = math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    half = z / (1 + z * z / trials) * spread
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def summary(

@@ -18,7 +18,7 @@ from bayesncl.measure.interpretability import (
     at_l0,
     at_threshold,
 )
-from bayesncl.measure.topk import KS
+from bayesncl.measure.topk import FACTOR_KS, KS
 
 Path = tuple[str, ...]
 
@@ -63,7 +63,6 @@ class Measure:
 
 
 BOTH, SOUND = DEFINITIONS, ("sound",)
-FACTOR_KS = (5, 16)  # dimensions kept per image where images have several known factors
 OWNED, EVENLY = "classes that own a dimension", "classes that own an even share"
 ABOUT, ACTIVE_DIMS = "dimensions about ", "active dimensions per image"
 BY_FACTOR = "retrieval precision at 5 by this factor"

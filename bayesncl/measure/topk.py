@@ -12,7 +12,6 @@ from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from bayesncl.device import find_device
-from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import dimensions as dims
 from bayesncl.measure.dimensions import Labelings
@@ -26,6 +25,7 @@ from bayesncl.method.losses import ACTIVE
 TOP = 10  # strongest images of a dimension
 KEPT = 5  # dimensions kept per image where one number must do
 KS = (1, 2, 5, 10)  # ... elsewhere
+FACTOR_KS = (5, 16)  # ... where images have several known factors
 PRECISION_AT = 5
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
 
@@ -35,8 +35,6 @@ def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
 
     The strongest comes first, of equal entries the one with the lower column.
     """
-    if k < 1:
-        raise InputError(f"at least one dimension must be kept, got k = {k}")
     parts = [_strongest(block.to(find_device()), k) for _, block in blocks(as_codes(z))]
     columns, values = (torch.cat(both).cpu().numpy() for both in zip(*parts))
     return columns, values
@@ -127,10 +125,7 @@ def summary(
     labelings, asked = (index, shuffle_labels(index, seed)), draw_queries(n, queries, seed)
     top, sizes = strongest(z, max(ks)), np.bincount(index)
     if train is not None:
-        known = as_codes(train[0])
-        if known.shape[1] != width:
-            raise InputError(f"train codes have {known.shape[1]} dimensions, test codes {width}")
-        top_train = strongest(unit_codes(known), max(ks))
+        top_train = strongest(unit_codes(train[0]), max(ks))
     values: dict[int, Values] = {}
     chance: dict[int, Values] = {}
     for k in ks:
@@ -154,6 +149,6 @@ def summary(
                 "p5": p5,
             })
         if train is not None:
-            probed = probe_kept(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
-            values[k]["probe"], chance[k]["probe"] = probed["acc1"], probed["chance"]
+            known = _cut(*top_train, k, width), train[1]
+            values[k]["probe"], chance[k]["probe"] = probe_kept(*known, kept, labels, seed=seed)
     return values, chance

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from bayesncl.measure import wilson
+from bayesncl.measure.labelfree import wilson
 from tests.commands import call
 
 

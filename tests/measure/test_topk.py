@@ -5,7 +5,6 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from bayesncl.errors import InputError
 from bayesncl.measure import topk as kept
 from bayesncl.measure.linear import fast_probe, probe_kept
 from bayesncl.measure.retrieval import retrieval
@@ -79,10 +78,10 @@ def test_probe_solves_the_problem_of_fast_probe() -> None:
     z, y = codes(n=900)
     names = np.array(list("abcdef"))[y]
     train, test = kept.keep(z[:600], 3), kept.keep(z[600:], 3)
-    found = probe_kept(train, names[:600], test, names[600:])
+    accuracy, chance = probe_kept(train, names[:600], test, names[600:])
     dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:])
-    assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
-    assert 10 < found["chance"] < 25 < found["acc1"]
+    assert accuracy == pytest.approx(dense["acc1"], abs=2.5)
+    assert 10 < chance < 25 < accuracy
 
 
 def test_labels_beat_shuffled_ones() -> None:
@@ -91,8 +90,6 @@ def test_labels_beat_shuffled_ones() -> None:
     found, chance = kept.summary(z[:300], y[:300], train=train, ks=(5,), queries=100)
     for name in ("consistency", "p5", "probe"):
         assert found[5][name] > chance[5][name]
-    with pytest.raises(InputError, match="dimensions"):
-        kept.summary(z, y, train=(z[:, :4], y))
 
 
 def test_strongest_images_of_a_dimension() -> None:
