@@ -68,7 +68,7 @@ def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch
         return stop() if step > 20 else real(step, *args, **options)
 
     for target, name, stand_in in (
-        (estimator, "warmup_cosine", stopped), (fit_module, "verdict", stop)
+        (estimator, "warmup_cosine", stopped), (fit_module, "figures", stop)
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(target, name, stand_in)
@@ -80,7 +80,7 @@ def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch
     assert contents("codes") != contents("whole")
 
 
-@pytest.mark.parametrize("moment", ["write_rows", "verdict", "publish"])
+@pytest.mark.parametrize("moment", ["write_rows", "figures", "publish"])
 def test_old_codes_stay_valid_until_the_new_ones_are_safe(
     moment: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +96,7 @@ def test_old_codes_stay_valid_until_the_new_ones_are_safe(
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = CodesFolder if moment != "verdict" else fit_module
+    target = CodesFolder if moment != "figures" else fit_module
     with monkeypatch.context() as patch:
         patch.setattr(target, moment, full)
         assert run(*words).status in (1, 2)
