@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesncl.errors import InputError, as_input_error
+from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import digest, read_json, write_atomic
 
 FORMAT = "bayesncl-names-1"
@@ -89,6 +89,18 @@ class Annotations:
         """Return the dimensions that got this mark from at least half of those who gave one."""
         marks = {k: [e.mark for e in entries if e.mark] for k, entries in self.dimensions.items()}
         return sorted(k for k, given in marks.items() if 2 * given.count(mark) >= len(given) > 0)
+
+    def find(self, name: str) -> list[int]:
+        """Return all dimensions with this name, ignoring case; `z17` and column names work too."""
+        wanted = " ".join(name.split()).casefold()
+        names = [self.name(k) for k in range(self.dims)]
+        low = [each.casefold() for each in names]
+        keys = [(each, f"z{k}", f"{each} (z{k})") for k, each in enumerate(low)]
+        found = [k for k, each in enumerate(keys) if wanted and wanted in each]
+        if not found:
+            given = ", ".join(sorted({each for each in names if each})) or "none yet"
+            raise InputError(f"no dimension is named {name!r}; names: {printable(given, 300)}")
+        return found
 
     def columns(self, dims: int) -> list[str]:
         """Return distinct column names for `dims` dimensions, `z17` for one without a name."""

@@ -158,14 +158,16 @@ class PhotoCodes:
     def show(self, dimension: int | str, n: int = 12) -> Html:
         """Show in a notebook the `n` fitted images on which a dimension is strongest.
 
-        `dimension` is its number or its name.
+        `dimension` is its number or its name; all that have this name are shown.
         """
-        names = self.codes.get_feature_names_out().tolist()
-        k = names.index(dimension) if dimension in names else dimension
-        if not isinstance(k, int | np.integer) or not 0 <= k < len(names):
-            known = f"0 to {len(names) - 1}, or a name"
-            raise InputError(f"no dimension {printable(str(dimension))}: expected {known}")
-        return Html(self._gallery(int(k), n))
+        width = self.codes.n_components_
+        if isinstance(dimension, str):
+            found = self.folder.names(self.codes).find(dimension)
+        elif isinstance(dimension, int | np.integer) and 0 <= dimension < width:
+            found = [int(dimension)]
+        else:
+            raise InputError(f"no dimension {dimension}: expected 0 to {width - 1}, or a name")
+        return Html("\n".join(self._gallery(k, n) for k in found))
 
     def show_image(self, image: Pictures, n_active: int = 5, n: int = 6) -> Html:
         """Show in a notebook an image and `n` fitted images for each of its strongest dimensions.

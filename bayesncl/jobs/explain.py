@@ -12,7 +12,6 @@ from bayesncl.data.images import held_out
 from bayesncl.errors import InputError, printable
 from bayesncl.evaluate import backgrounds_of, read_factors
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.jobs.find import match_name
 from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
 from bayesncl.measure.linear import Linear, expected_chance, fit_linear, group_accuracy, trim
 
@@ -154,8 +153,7 @@ def explain_codes(
     second = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
     test = np.arange(n) >= rows.fitted if rows.held else held_out(rows.names, TEST_SHARE, 0)
     annotations = folder.names(codes)
-    known = [annotations.name(k) for k in range(codes.n_components_)]
-    off = {k for name in without for k in match_name(name, known)}
+    off = {k for name in without for k in annotations.find(name)}
     off |= set(annotations.marked(IRRELEVANT))
     z, columns = codes.dense(x), annotations.columns(codes.n_components_)
     y = given["y"] if labels is not None else np.array(texts)

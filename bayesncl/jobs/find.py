@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from bayesncl.codes.open import PhotoCodes
-from bayesncl.errors import InputError, printable
+from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure.neighbors import search
 from bayesncl.method.losses import unit_rows
@@ -69,18 +69,7 @@ def find_images(
         index, score = find_similar(model.embed(photo)[0], x, n)
     else:
         codes, names = model.codes.transform(x), model.folder.names(model.codes)
-        known = [names.name(k) for k in range(codes.shape[1])]
-        add, subtract = ([match_name(name, known) for name in group] for group in (plus, minus))
+        add, subtract = ([names.find(name) for name in group] for group in (plus, minus))
         index, score = find_strongest(codes, add, subtract, n)
     text = rows.texts() or [""] * len(rows)
     return [Match(rows.names[i], text[i], float(s)) for i, s in zip(index, score)]
-
-
-def match_name(name: str, names: Sequence[str]) -> list[int]:
-    """All dimensions with this name, ignoring case, or the one numbered `z17`."""
-    wanted = " ".join(name.split()).casefold()
-    found = [k for k, each in enumerate(names) if wanted in (each.casefold(), f"z{k}") and wanted]
-    if not found:
-        given = ", ".join(sorted({each for each in names if each})) or "none yet"
-        raise InputError(f"no dimension is named {name!r}; names: {printable(given, 300)}")
-    return found

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 import bayesncl
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.names import Entry
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError
 from tests.commands import draw_folder
@@ -24,9 +26,11 @@ def codes(run, trained: Path, tmp_path: Path) -> PhotoCodes:
     draw_folder(tmp_path / "p")
     fit = ("fit", "p", "-o", "codes", "--encoder", trained, "--components", "4", "--quiet")
     assert run(*fit).status == 0
-    model = bayesncl.load("codes")
-    model.codes.names_ = ["z0", NAME, "z2", "z3"]
-    return model
+    folder = CodesFolder("codes")
+    names = folder.names()
+    names.dimensions = {1: [Entry(NAME)], 2: [Entry("twin")], 3: [Entry("twin")]}
+    folder.save_names(names)
+    return bayesncl.load("codes")
 
 
 def pictures(html: str) -> list[Image.Image]:
@@ -46,6 +50,7 @@ def test_a_dimension_shows_its_strongest_images(codes: PhotoCodes) -> None:
     assert [f"{z[i, 1]:.2f}" for i in order] == re.findall(r" (\d\.\d\d)</span>", shown)
     assert "&lt;i&gt;green" in shown and NAME not in shown and "<b>" not in shown[60:]
     assert codes.show(NAME, n=5) == codes.show(1, n=5)
+    assert codes.show("Twin").html == "\n".join(codes.show(k).html for k in (2, 3))
     for wrong in (4, -1, "blue", 1.0):
         with pytest.raises(InputError, match="dimension"):
             codes.show(wrong)

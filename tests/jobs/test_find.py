@@ -8,7 +8,7 @@ import pytest
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, write_names
 from bayesncl.errors import InputError
-from bayesncl.jobs.find import find_similar, find_strongest, match_name
+from bayesncl.jobs.find import find_similar, find_strongest
 from tests.commands import draw_folder
 from tests.conftest import unit_length
 
@@ -34,10 +34,12 @@ def test_strongest_rows_equal_a_loop() -> None:
 
 
 def test_a_name_means_all_its_dimensions() -> None:
-    names = ["Sky", "", "sky", "road"]
-    assert match_name(" SKY ", names) == [0, 2] and match_name("z1", names) == [1]
-    with pytest.raises(InputError):
-        match_name("", names)
+    names = Annotations("", "", 4, {0: [Entry("Sky")], 2: [Entry("sky")], 3: [Entry("road")]})
+    assert names.find(" SKY ") == [0, 2] and names.find("z1") == [1]
+    assert names.find("sky (z2)") == [2] and names.find("road") == [3]
+    for wrong in ("", "z4", "sky (z3)"):
+        with pytest.raises(InputError, match="names: Sky, road, sky"):
+            names.find(wrong)
 
 
 def test_find_by_name_from_the_command_line(run, tmp_path: Path) -> None:
