@@ -44,7 +44,6 @@ class Workspace:
     results: Path  # the ledger
     models: Path  # run folders: a finished run there is only measured, a stopped one resumed
     data: str | None = None  # holds a folder per dataset, or is the only dataset
-    scale: str = "paper"  # or smoke
     device: torch.device | None = None
     display: Display = field(default_factory=partial(Display, quiet=True))
 
@@ -59,13 +58,13 @@ class Workspace:
         """The recipe with the path of its images."""
         return replace_fields(recipe, data={"root": self.path(recipe.data.name)})
 
-    def backgrounds(self) -> dict[str, str]:
+    def backgrounds(self, smoke: bool) -> dict[str, str]:
         """Paths of the datasets with backgrounds that exist, by their key in `extra`.
 
         At smoke scale the scenes, which have backgrounds, stand in: "" is the model's own dataset.
         """
         paths = {name.replace("-", "_"): self.path(name) for name in BACKGROUND_SETS}
-        if self.scale == "smoke":
+        if smoke:
             return dict.fromkeys(paths, "")
         return {key: path for key, path in paths.items() if path != self.path("")}
 
@@ -86,16 +85,17 @@ def reproduce(
         raise InputError(f"scale must be paper or smoke, got {scale!r}")
     if dry and pages is not None:
         raise InputError("a dry run writes nothing: leave out --dry-run or --pages")
-    if scale == "smoke" and results == LEDGER:
+    smoke = scale == "smoke"
+    if smoke and results == LEDGER:
         results = SMOKE_LEDGER
-    chosen = tables.choose(name, seeds, changes)
+    chosen = tables.choose(name, seeds, changes, smoke)
     if listing or name is None:
-        show_list(chosen, ledger.read(results), scale, results)
+        show_list(chosen, ledger.read(results), results)
         return
-    place = find_device(device or ("cpu" if scale == "smoke" else None))
+    place = find_device(device or ("cpu" if smoke else None))
     known, display = {p.resolve(): w for p, w in WORK.items()}, display or Display(quiet=True)
     work = known.get(results.resolve(), results / "work")  # never inside the repository's ledger
-    space = Workspace(results, keep_weights or work / "models", data, scale, place, display)
+    space = Workspace(results, keep_weights or work / "models", data, place, display)
     for experiment in [] if dry else chosen:
         complete(experiment, space)
     entries = ledger.read(results)
@@ -103,11 +103,11 @@ def reproduce(
         display.note(f"no runs in {results}; a clone of the repository has ours in {LEDGER}")
     found = ledger.by_setting(entries)
     for experiment in chosen:
-        table = tables.fill(experiment, found, scale)
-        show(experiment, table, scale)
-        if experiment.is_figure and not dry and (pages is None or scale == "smoke"):
-            draw(experiment.name, table, (pages or work) / "figures", space)
-    if entries and pages is not None and scale == "paper":
+        table = tables.fill(experiment, found)
+        show(experiment, table)
+        if experiment.is_figure and not dry and (pages is None or smoke):
+            draw(experiment, table, (pages or work) / "figures", space)
+    if entries and pages is not None and not smoke:
         display.note(f"wrote {page.write(pages, entries)}")
 
 
@@ -115,11 +115,11 @@ def complete(experiment: Experiment, space: Workspace) -> None:
     """Do the missing runs of an experiment, if their images exist."""
     if space.data is not None and not Path(space.data).expanduser().exists():
         raise InputError(f"{space.data}: no such folder")
-    todo = missing(experiment, ledger.read(space.results), space.scale)
+    todo = missing(experiment, ledger.read(space.results))
     name, note = experiment.name, space.display.note
-    if todo and space.scale == "paper" and space.data is None:
+    if todo and not experiment.smoke and space.data is None:
         note(f"{name}: {len(todo)} runs are missing; --data DIR does them")
-    elif todo and experiment.background not in (None, *space.backgrounds()):
+    elif todo and experiment.background not in (None, *space.backgrounds(experiment.smoke)):
         note(f"{name}: no {experiment.background} under {space.data}")
     elif todo:
         for folder in (space.results, space.models):  # before hours of training, not after
@@ -136,7 +136,7 @@ def run_list(recipes: Sequence[Recipe], experiment: Experiment, space: Workspace
     """
     done = []
     for recipe in recipes:
-        if not lacking(ledger.find(space.results, recipe), experiment, space.scale):
+        if not lacking(ledger.find(space.results, recipe), experiment):
             continue
         try:
             done.append(do_run(recipe, experiment, space))
@@ -164,15 +164,15 @@ def do_run(recipe: Recipe, experiment: Experiment, space: Workspace) -> Path:
         model = train(recipe, images, run.folder, device=space.device, display=display)
     with run.lock():
         known = ledger.find(space.results, recipe)
-        needs = lacking(known, experiment, space.scale)
+        needs = lacking(known, experiment)
         if not needs:
             raise InputError("another process has recorded it")
         # on scenes most measures are about backgrounds: only experiments on them take those
         plain, plain_test = (replace(split, backgrounds=None) for split in (images, test))
         path = enter(
             space.results, run, recipe, model, (plain, plain_test), test, display,
-            probe=space.scale == "paper" and (known is None or tables.PROBE in needs),
-            backgrounds=space.backgrounds() if experiment.background else {},
+            probe=not experiment.smoke and (known is None or tables.PROBE in needs),
+            backgrounds=space.backgrounds(experiment.smoke) if experiment.background else {},
         )  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)
     return path
@@ -227,18 +227,18 @@ def enter(
     )  # fmt: skip
 
 
-def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "paper") -> set[str]:
+def lacking(entry: ledger.Entry | None, experiment: Experiment) -> set[str]:
     """The branches of an entry that an experiment needs and the entry lacks; of None all."""
     needed = {"measures", *filter(None, experiment.branches)}
-    if scale == "smoke":
+    if experiment.smoke:
         needed.discard(tables.PROBE)
     return {path for path in needed if entry is None or not tables.measured(entry, path)}
 
 
-def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
+def missing(experiment: Experiment, entries: list[ledger.Entry]) -> list[Recipe]:
     """The runs that the ledger lacks, or has without a measure that the experiment shows."""
-    known, needed = ledger.by_identity(entries), tables.runs(experiment, scale)
-    return [r for r in needed if lacking(known.get(ledger.identity(r)), experiment, scale)]
+    known, needed = ledger.by_identity(entries), tables.runs(experiment)
+    return [r for r in needed if lacking(known.get(ledger.identity(r)), experiment)]
 
 
 def estimate(recipe: Recipe) -> float:
@@ -247,14 +247,12 @@ def estimate(recipe: Recipe) -> float:
     return datasets.DATASETS[recipe.data.name].seconds * recipe.run.epochs * factor / 60
 
 
-def show_list(
-    chosen: list[Experiment], entries: list[ledger.Entry], scale: str, results: Path
-) -> None:
+def show_list(chosen: list[Experiment], entries: list[ledger.Entry], results: Path) -> None:
     """Print what exists, what is in the ledger, what the rest costs, and what is filled."""
     left: dict[str, Recipe] = {}
     rows = []
     for experiment in chosen:
-        needed, todo = len(tables.runs(experiment, scale)), missing(experiment, entries, scale)
+        needed, todo = len(tables.runs(experiment)), missing(experiment, entries)
         left.update({ledger.identity(recipe): recipe for recipe in todo})
         counts = needed, needed - len(todo), round(sum(map(estimate, todo)))
         rows.append([experiment.name, experiment.title, *map(str, counts)])
@@ -270,7 +268,7 @@ def show_list(
     console.print(f"{filled} of {published} published numbers have a run beside them")
 
 
-def show(experiment: Experiment, table: Table, scale: str) -> None:
+def show(experiment: Experiment, table: Table) -> None:
     """Print a table; without the spreads where they do not fit the terminal."""
     console = open_console()
     for dataset, lines in table.items():
@@ -281,17 +279,19 @@ def show(experiment: Experiment, table: Table, scale: str) -> None:
         title = datasets.DATASETS[dataset].title
         console.print(f"{experiment.name}: {experiment.title}, {title}", style="bold")
         print(format_table(header, rows, width=console.width))
-    if scale == "paper" and any(map(tables.has_runs, table.values())):  # notes are about our runs
+    # our notes are about our runs
+    if not experiment.smoke and any(map(tables.has_runs, table.values())):
         for note in page.notes().get(experiment.name, []):
             console.print(note)
 
 
-def draw(name: str, table: Table, folder: Path, space: Workspace) -> None:
+def draw(experiment: Experiment, table: Table, folder: Path, space: Workspace) -> None:
     """Draw a figure for each dataset with runs; sheets of images only if the images exist."""
+    name = experiment.name
     written = figures.draw(name, table, folder)
     for dataset, entry in figures.sheet_entries(name, table).items():
         print(page.exemplar_table(name, entry))
-        if space.data is not None or space.scale == "smoke":
+        if space.data is not None or experiment.smoke:
             recipe = space.rooted(ledger.recipe_in(entry))
             test = datasets.load(recipe.data, "test", space.display.count)
             path = folder / figures.file_name(name, dataset)

@@ -59,6 +59,7 @@ class Experiment(NamedTuple):
     methods: Sequence[str] = ()  # rows to keep; empty: all
     changes: Sequence[str] = ()  # of every recipe at paper scale, as on the command line
     overrides: Sequence[str] = ()  # the user's changes, at any scale
+    smoke: bool = False  # at smoke scale: tiny runs on scenes, see `SMOKE`
 
     @property
     def is_figure(self) -> bool:
@@ -139,7 +140,9 @@ class Row(NamedTuple):
 Table = dict[str, list[Row]]  # by dataset
 
 
-def choose(name: str | None, seeds: str = "", changes: Sequence[str] = ()) -> list[Experiment]:
+def choose(
+    name: str | None, seeds: str = "", changes: Sequence[str] = (), smoke: bool = False
+) -> list[Experiment]:
     """The experiments of a name (None or `all`: every one), with seeds such as 0,1 and changes."""
     if name not in (None, "all", *EXPERIMENTS):
         raise InputError(f"no table or figure {name!r}{did_you_mean(str(name), EXPERIMENTS)}")
@@ -148,30 +151,30 @@ def choose(name: str | None, seeds: str = "", changes: Sequence[str] = ()) -> li
     except ValueError:
         raise InputError(f"seeds must be whole numbers such as 0,1,2, got {seeds!r}") from None
     return [
-        e._replace(seeds=numbers or e.seeds, overrides=tuple(changes))
+        e._replace(seeds=numbers or e.seeds, overrides=tuple(changes), smoke=smoke)
         for e in EXPERIMENTS.values()
         if name in (None, "all", e.name)
     ]
 
 
-def runs(experiment: Experiment, scale: str = "paper") -> list[Recipe]:
+def runs(experiment: Experiment) -> list[Recipe]:
     """The runs of an experiment in the order to do them: by dataset, first seeds first."""
-    seeds = experiment.seeds if scale == "paper" else experiment.seeds[:1]
-    recipes = [row.recipe for row in rows(experiment, scale)]
+    seeds = experiment.seeds[:1] if experiment.smoke else experiment.seeds
+    recipes = [row.recipe for row in rows(experiment)]
     todo = [replace_fields(recipe, run={"seed": seed}) for seed in seeds for recipe in recipes]
     todo.sort(key=lambda recipe: DATASET_ORDER.index(recipe.data.name))
     return list({recipe.to_json(): recipe for recipe in todo}.values())
 
 
-def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
-    """Every row of an experiment, in the paper's order; at smoke scale on scenes, see `SMOKE`."""
+def rows(experiment: Experiment) -> list[Row]:
+    """Every row of an experiment, in the paper's order."""
     found = []
     for table in (TABLES[name] for name in experiment.tables):
-        for row in table["rows"] if scale == "paper" else _smoke_rows(table):
+        for row in _smoke_rows(table) if experiment.smoke else table["rows"]:
             if not experiment.methods or row["method"] in experiment.methods:
                 axes = {axis: row[axis] for axis in table["axes"]}
                 published = {column: row.get(column) for column in table["columns"]}
-                dataset = row["dataset"] if scale == "smoke" else table.get("pretrained_on")
+                dataset = None if experiment.smoke else table.get("pretrained_on")
                 recipe = _recipe(experiment, dataset or row["dataset"], row["method"], axes)
                 found.append(Row(row["method"], row["dataset"], axes, recipe, published))
     return found
@@ -193,9 +196,9 @@ def _smoke_rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, float]) -> Recipe:
-    """The recipe of a row, with the values of its axes; on scenes that of a smoke run."""
+    """The recipe of a row, with the values of its axes."""
     base, *changes = PAPER["variants"].get(method, (method,))
-    recipe, smoke = named(f"{dataset}-{base}"), dataset == "scenes"
+    recipe, smoke = named(f"{dataset}-{base}"), experiment.smoke
     fields = [f"{AXES[a]['field']}={value}" for a, value in axes.items() if "field" in AXES[a]]
     if smoke:
         changes = [*SMOKE, *changes, *fields, *["model.top_k=26"] * (method == "ncl-topk")]
@@ -207,13 +210,13 @@ def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, f
     return change(recipe, [*changes, *experiment.overrides])
 
 
-def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Table:
+def fill(experiment: Experiment, entries: Entries) -> Table:
     """The table by dataset: those with runs first, then that of the claims.
 
     Measures that the paper never gives for a dataset are left out.
     """
     table: Table = {}
-    every = rows(experiment, scale)
+    every = rows(experiment)
     for dataset in sorted({row.dataset for row in every}, key=DATASET_ORDER.index):
         mine = [row for row in every if row.dataset == dataset]
         given = [c for c in experiment.columns if any(r.published[c] is not None for r in mine)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bayesncl.paper import ledger, reproduce
-from bayesncl.paper.tables import EXPERIMENTS, SMOKE
+from bayesncl.paper.tables import EXPERIMENTS, SMOKE, Experiment
 from bayesncl.recipes import Recipe, change, named
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 def smoke(method: str, *changes: str) -> Recipe:
     return change(named(f"scenes-{method}"), [*SMOKE, *changes])
+
+
+def smoked_experiment(name: str) -> Experiment:
+    return EXPERIMENTS[name]._replace(smoke=True)
 
 
 def at_full_size(
@@ -32,9 +36,9 @@ def at_full_size(
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of BayesNCL with gradient dynamics: its entry in `results`, its weights in `models`."""
     folder = tmp_path_factory.mktemp("first")
-    space = reproduce.Workspace(folder / "results", folder / "models", scale="smoke")
+    space = reproduce.Workspace(folder / "results", folder / "models")
     recipe = smoke("bayesncl", "run.dynamics_every=1")
-    reproduce.run_list([recipe], EXPERIMENTS["interpretability"], space)
+    reproduce.run_list([recipe], smoked_experiment("interpretability"), space)
     return folder
 
 

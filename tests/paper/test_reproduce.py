@@ -17,7 +17,7 @@ from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS
 from bayesncl.training.run_folder import RunFolder
 
-from .conftest import ROOT, at_full_size, smoke
+from .conftest import ROOT, at_full_size, smoke, smoked_experiment
 
 # experiments
 
@@ -91,11 +91,11 @@ QUICK = {
 def test_every_experiment_runs_at_smoke_scale(
     name: str, smoked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = EXPERIMENTS[name]
+    experiment = smoked_experiment(name)
     reproduce.reproduce(name, scale="smoke", results=smoked)
     entries = ledger.read(smoked)
-    assert reproduce.missing(experiment, entries, "smoke") == []
-    (lines,) = tables.fill(experiment, ledger.by_setting(entries), "smoke").values()
+    assert reproduce.missing(experiment, entries) == []
+    (lines,) = tables.fill(experiment, ledger.by_setting(entries)).values()
     for line in lines:
         assert line.runs
         assert np.isfinite([v for c in line.published for v in line.values(c, "ours")]).all()
@@ -121,7 +121,7 @@ def test_an_accuracy_has_one_probe_protocol(entry: dict[str, Any]) -> None:
     for i, each in enumerate(entries):
         each["measures"]["probe"] = {"fast": {"acc1": 62.0 + i, "acc5": 87.0}}
     assert all(reproduce.lacking(e, experiment) == {tables.PROBE} for e in entries)
-    assert not any(reproduce.lacking(e, experiment, "smoke") for e in entries)
+    assert not any(reproduce.lacking(e, smoked_experiment("downstream")) for e in entries)
     entries[1]["measures"]["probe"]["paper"] = {"acc1": 40.0, "acc5": 80.0}
     assert reproduce.lacking(entries[1], experiment) == set()
     body = tables.text(tables.fill(experiment, ledger.by_setting(entries))["cifar100"])[1]

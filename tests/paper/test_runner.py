@@ -13,21 +13,19 @@ from PIL import Image
 from bayesncl.data import load
 from bayesncl.measure.result import Result
 from bayesncl.paper import ledger, measures, reproduce
-from bayesncl.paper.tables import EXPERIMENTS
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, named
 from bayesncl.training.loop import Interrupted
 from bayesncl.training.run_folder import RunFolder
 from tests.commands import call
 
-from .conftest import smoke
+from .conftest import smoke, smoked_experiment
 
-MAIN = EXPERIMENTS["interpretability"]
+MAIN = smoked_experiment("interpretability")
 
 
 def run_list(recipes: list[Recipe], results: Path, models: Path, **options: Any) -> list[Path]:
-    space = reproduce.Workspace(results, models, **{"scale": "smoke"} | options)
-    return reproduce.run_list(recipes, MAIN, space)
+    return reproduce.run_list(recipes, MAIN, reproduce.Workspace(results, models, **options))
 
 
 class Killer(Display):
@@ -122,19 +120,19 @@ def test_a_missing_measure_is_added_and_nothing_replaced(
     tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:
     """From kept weights, or from a second training that leaves the entry's own measures alone."""
-    recipe, needs = smoke("bayesncl"), EXPERIMENTS["background-like"]
+    recipe, needs = smoke("bayesncl"), smoked_experiment("background-like")
     before = ledger.read_entry(recorded)
     kinds = "h", "z", "gated"
     needed = {f"extra/waterbirds_like/{kind}" for kind in kinds}
-    assert reproduce.lacking(before, needs, "smoke") == needed
+    assert reproduce.lacking(before, needs) == needed
     if kept:
         monkeypatch.setattr(reproduce, "train", lambda *a, **k: pytest.fail("trained again"))
     models = tmp_path / ("models" if kept else "elsewhere")
     monkeypatch.setattr(reproduce, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
-    space = reproduce.Workspace(recorded.parent, models, scale="smoke")
+    space = reproduce.Workspace(recorded.parent, models)
     reproduce.run_list([recipe], needs, space)
     after = ledger.read_entry(recorded)
-    assert reproduce.lacking(after, needs, "smoke") == set()
+    assert reproduce.lacking(after, needs) == set()
     source = after.pop("added")["extra.waterbirds_like"]
     assert (source == "same run") == kept
     del before["checksum"], after["checksum"]
@@ -206,6 +204,6 @@ def test_a_finished_run_gets_its_measures_later(
 
 def test_background_sets_are_found_under_the_data_folder(waterbirds: Path) -> None:
     here = Path()
-    found = reproduce.Workspace(here, here, str(waterbirds.parent)).backgrounds()
+    found = reproduce.Workspace(here, here, str(waterbirds.parent)).backgrounds(smoke=False)
     assert found == {"waterbirds_like": str(waterbirds)}
-    assert reproduce.Workspace(here, here).backgrounds() == {}
+    assert reproduce.Workspace(here, here).backgrounds(smoke=False) == {}
