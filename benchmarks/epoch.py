@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.device import find_device
+from bayesncl.method.backbones import norms
 from bayesncl.method.encoder import build_model
 from bayesncl.method.losses import info_nce
 from bayesncl.paper.cost import cost
@@ -182,6 +183,8 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
         persistent_workers=workers > 0,
     )
     model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
+    for layer in norms(model):
+        layer.views = 1  # of each forward pass
     optimizer = make_optimizer(model, device)
     for group in optimizer.param_groups:
         group["lr"].fill_(0.01)

@@ -28,7 +28,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import evaluate as evaluation
-from bayesncl.codes import heat
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.device import find_device
@@ -38,7 +37,7 @@ from bayesncl.recipes import named, replace_fields, with_root
 from bayesncl.training.run_folder import load_run
 
 IMPORTS = time.process_time()  # of the processor, since the process began
-MODULES = ("bayesncl.evaluate", "bayesncl.features", "bayesncl.heat", "bayesncl.measure.")
+MODULES = ("bayesncl.evaluate", "bayesncl.method.encoder", "bayesncl.codes.heat", "bayesncl.measure.")
 # called for every block of rows, or nothing to speak of
 SMALL = {"norms", "unit", "divide", "as_tensor", "positive", "release", "place", "at", "at_l0", "mean", "rounded"}
 
@@ -122,7 +121,7 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
     recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
     model = build_model(recipe).to(find_device()).eval()
     width = int(model.backbone.features)
-    extract, found, splits = encoder.extract, {}, []
+    found, splits = {}, []
     for i, n in enumerate((options.train, options.test)):
         sound, labels = make_features(n, options.classes, width, options.dims, options.fires, i)
         images = Images(np.zeros((n, 3, recipe.data.size, recipe.data.size), np.uint8), labels)
@@ -132,12 +131,12 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
 
     def instead(model: Any, images: Images, mode: str, **rest: Any) -> Extracted:
         if torch.cuda.is_available():
-            extract(model, images, mode, **rest)
+            encoder.extract(model, images, mode, **rest)
         return found[id(images), mode]
 
-    encoder.extract = instead
+    evaluation.extract = instead
     if not torch.cuda.is_available():
-        heat.CHECKED = 16
+        evaluation.N_CHECKED = 16
     return model, *splits
 
 

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.data import load
 from bayesncl.evaluate import evaluate
-from bayesncl.io import write_atomic
+from bayesncl.io import read_object, write_atomic
 from bayesncl.measure.result import look_up
 from bayesncl.paper.measures import paper_measures
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.report.tables import format_table
 from bayesncl.training.loop import train
-from bayesncl.training.run_folder import RunFolder, read_object
+from bayesncl.training.run_folder import RunFolder
 
 METHODS = ("cl", "ncl", "bayesncl")
 TABLE: tuple[tuple[str, tuple[str, ...], int], ...] = (  # label, path in the results, decimals

@@ -54,6 +54,14 @@ def test_python_snippets_import_what_exists(page: Path) -> None:
                 exec(ast.unparse(node), {})
 
 
+def test_benchmarks_import_what_exists() -> None:
+    """Nothing else runs those that need a GPU or data."""
+    for path in ROOT.glob("benchmarks/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("bayesncl"):
+                exec(ast.unparse(node), {})
+
+
 @every_page
 def test_commands_and_their_options_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # also names what is gone
