@@ -13,13 +13,14 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from bayesncl.errors import InputError, as_input_error
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 # Files of a codes folder that are written together.
@@ -90,11 +91,26 @@ def read_object(path: Path) -> dict[str, Any]:
     return {}
 
 
-def write_npy_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> None:
-    """The header of a .npy file. NumPy pads it, so its length does not depend on the row count."""
+def write_npy(path: Path, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Write blocks of rows as one .npy file; returns it, memory-mapped. Not atomic."""
+    import numpy as np
     from numpy.lib.format import write_array_header_1_0
 
-    write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    count = 0
+    # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
+    with open(path, "wb") as file:
+        for block in blocks:
+            header = {"descr": block.dtype.str, "fortran_order": False}
+            if file.tell() == 0:
+                write_array_header_1_0(file, {**header, "shape": block.shape})
+            file.write(block.tobytes())
+            count += len(block)
+        file.seek(0)  # NumPy pads the header: its length does not depend on the count
+        write_array_header_1_0(file, {**header, "shape": (count, *block.shape[1:])})
+        file.flush()
+        os.fsync(file.fileno())
+    found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found
 
 
 def cache_folder() -> Path:

@@ -39,7 +39,7 @@ from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.names import Annotations, fingerprint, merge_names, read_names, write_names
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import CODES, EMBEDDINGS, ROWS, read_object, write_atomic, write_npy_header
+from bayesncl.io import CODES, EMBEDDINGS, ROWS, read_object, write_atomic, write_npy
 from bayesncl.measure.result import rounded, to_json
 from bayesncl.training.run_folder import Folder
 
@@ -239,16 +239,8 @@ class CodesFolder(Folder):
         with as_input_error(f"cannot write to {self}"):
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir()
-            with open(self.embeddings_file, "wb") as file:
-                for block in blocks:
-                    if file.tell() == 0:
-                        write_npy_header(file, (len(rows), block.shape[1]), "<f4")
-                    file.write(np.ascontiguousarray(block, "<f4").tobytes())
-                file.flush()
-                os.fsync(file.fileno())
             write_atomic(self.folder / ROWS, rows.to_json())
-        x: np.ndarray = np.load(self.embeddings_file, mmap_mode="r")
-        return x
+            return write_npy(self.embeddings_file, blocks)
 
     def write_codes(self, about: About, codes: ReadableCodes, verdict: dict[str, Any]) -> None:
         """Write codes.safetensors, verdict.json and, at the end, codes.json."""

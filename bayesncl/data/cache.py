@@ -23,7 +23,7 @@ from PIL import Image
 from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError, as_input_error, first_line, printable
-from bayesncl.io import cache_folder, write_atomic, write_npy_header
+from bayesncl.io import cache_folder, write_atomic, write_npy
 from bayesncl.recipes import Data
 
 VERSION = 2  # increase it when decoding gives other pixels
@@ -111,26 +111,22 @@ def _build(
     path: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, Failures]:
     """Decode into a temporary file, then rename it, so that `path` is complete or absent."""
-    unfinished, shape = path.with_suffix(".partial"), (3, square.crop, square.crop)
-    failures: Failures = []
-    final = True
+    unfinished, errors = path.with_suffix(".partial"), dict[int, Exception]()
+
+    def decoded() -> Iterator[np.ndarray]:
+        yield np.empty((0, 3, square.crop, square.crop), np.uint8)
+        images = read_files((entry.path for entry in entries), square.cut, square.min_side)
+        for i, image in enumerate(track(images, len(entries), "decoding images", progress)):
+            if isinstance(image, Exception):
+                errors[i] = image
+            else:
+                yield image[None]
+
     try:
-        # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
-        with open(unfinished, "wb") as file:
-            write_npy_header(file, (len(entries), *shape), "|u1")
-            images = read_files((entry.path for entry in entries), square.cut, square.min_side)
-            for i, image in enumerate(track(images, len(entries), "decoding images", progress)):
-                if not isinstance(image, Exception):
-                    file.write(image.tobytes())
-                    continue
-                failures.append((i, first_line(image)))
-                final &= isinstance(image, Undecodable)  # an error of reading may pass
-            file.seek(0)
-            write_npy_header(file, (len(entries) - len(failures), *shape), "|u1")
-            file.flush()
-            os.fsync(file.fileno())
-        pixels = np.load(unfinished, mmap_mode="r", allow_pickle=False)
-        if final:  # else decode again next time; the map outlives its file
+        pixels = write_npy(unfinished, decoded())
+        failures = [(i, first_line(error)) for i, error in errors.items()]
+        # an error of reading may pass: then decode again next time; the map outlives its file
+        if all(isinstance(error, Undecodable) for error in errors.values()):
             write_atomic(path.with_suffix(".json"), json.dumps(failures))
             os.replace(unfinished, path)
         return pixels, failures
