@@ -150,9 +150,9 @@ class PhotoEncoder:
         return printable(self.request.spec.rpartition(os.sep)[2])
 
     def describe(self) -> str:
-        """The encoder in a few words."""
+        """What it returns, in a few words."""
         mirrored = ", averaged with mirror images" if self.view.mirror else ""
-        return f"encoder {self.name}, {self.features:,} numbers per image{mirrored}"
+        return f"{self.features:,} numbers per image{mirrored}"
 
     def prepare(self, image: Image.Image) -> np.ndarray:
         """Input of `embed` from an RGB image: uint8 [3, S, S], or float32 by `transform`."""

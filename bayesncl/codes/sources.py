@@ -138,7 +138,7 @@ def embed_photos(
     def embed(missing: list[int]) -> Embedded:
         return encoder.embed_files([entries[i] for i in missing])
 
-    note = "; ".join(parts)
+    note = "; ".join([*parts, f"encoder {encoder.name}"])
     x = embed_missing(folder, encoder, keys, embed, display, note, fresh=options.fresh)
     return Material(about, keys, x, labels, test)
 
@@ -171,8 +171,8 @@ def embed_missing(
     known = {} if fresh else known_embeddings(folder, signature, stamp)
     missing = [i for i, key in enumerate(keys) if key not in known]
     before = len(keys) - len(missing)
-    parts = [note, encoder.describe(), f"{before:,} embedded before" if before else ""]
-    display.note("; ".join(filter(None, parts)))
+    note += f", {encoder.describe()}"
+    display.note(note + (f"; {before:,} embedded before" if before else ""))
     new: dict[Key, np.ndarray] = {}
     failed: list[str] = []
     began = time.monotonic()
