@@ -25,7 +25,7 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif",
 )  # fmt: skip
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
-N_HEADERS = 64  # files whose sizes are read in advance
+N_HEADERS = 1000  # files whose sizes are read in advance
 Picture = Image.Image | str | Path
 Pictures = Tensor | np.ndarray | Picture | Sequence[Picture]
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def resize_images(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def describe_sizes(paths: Sequence[Path | str], root: Path = Path()) -> str:
-    """Range of image sizes, ``a x b to c x d``, by the headers of at most 64 files; or empty."""
+    """Range of image sizes, ``a x b to c x d``, by the headers of some files; or empty."""
     sizes, some = set(), spread_evenly(len(paths), N_HEADERS)
     for i in some:
         # Errors are reported when the image is decoded.
