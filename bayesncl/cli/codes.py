@@ -295,7 +295,7 @@ def explain(
     display.show(
         job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
     )
-    display.note(f"images of these dimensions: bayesncl atlas {codes} --serve, then #/explain")
+    display.note(f"to look at them: bayesncl atlas {codes} --serve, page Classifier")
 
 
 def names(
