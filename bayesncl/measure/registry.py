@@ -107,6 +107,7 @@ def at_each_threshold(t: float) -> list[Measure]:
 MEASURES = [
     number("readable/count", "readable dimensions"),
     Measure("readable/share", "readable dimensions", "share", headline=False),
+    number("readable/largest_class", "images of the largest class", headline=False),
     *(measure for k in KS for measure in at_kept(k)),
     percent("whole/p5", "retrieval precision at 5 of the full embedding, or all dimensions"),
     share("coverage/images_without", "images without an active dimension"),
