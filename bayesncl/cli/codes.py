@@ -48,7 +48,7 @@ def fit(
     weights: str | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
     size: int | None = opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096),
     mean: str | None = opt("R,G,B", "Channel means of pixels in 0-1 (default: the encoder's)."),
-    std: str | None = opt("R,G,B", "Channel deviations, likewise (default: the encoder's)."),
+    std: str | None = opt("R,G,B", "Their standard deviations (default: the encoder's)."),
     mirror: bool | None = flag(
         "--mirror/--no-mirror", "Average each photo with its mirror image.", None
     ),
@@ -60,7 +60,7 @@ def fit(
     labels: Path | None = opt(
         "FILE", "Class labels for the verdict: a table with columns name and label, or .npy."
     ),
-    images: Path | None = opt("DIR", "For an array with image names: the folder of these images."),
+    images: Path | None = opt("DIR", "For an array: the folder with the images of its rows."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
     fresh: bool = flag("--fresh", "Embed all photos again."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
@@ -132,7 +132,7 @@ def export(
 ) -> None:  # fmt: skip
     """Export a run or codes to ONNX.
 
-    Compares the output of the file with torch's.
+    Prints the largest difference between the file's output and torch's.
     """
     display = common.open_display(quiet)
     from bayesncl.codes.export import export as export_model
@@ -190,7 +190,7 @@ def quiz(
     files: list[Path] = arg("FILE", "quiz.json files exported from the atlas."),
     json: Path | None = common.JSON,
 ) -> None:
-    """Merge the intruder-quiz results of several people.
+    """Merge the atlas quiz results of several people.
 
     Prints the accuracy per method and dimension.
     """
@@ -225,14 +225,14 @@ def audit(
 def find(
     codes: Path = common.CODES,
     photo: Path | None = arg("PHOTO", "Find images similar to this one.", None),
-    name: list[str] | None = opt("NAME", "Strong in this dimension: a name or z17. Repeatable."),
+    name: list[str] | None = opt("NAME", "Strong in this dimension: a name, or z17. Repeatable."),
     without: list[str] | None = opt("NAME", "Weak in this dimension. Repeatable."),
     n: int = opt("N", "Images to print.", "-n", default=50, min=1),
     out: Path | None = TABLE,
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Find fitted images by a similar photo or by named dimensions."""
+    """Search the images of codes by a similar photo or by dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
     from bayesncl.jobs.find import Match, find_images
@@ -253,7 +253,7 @@ def compare(
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Show what is new in other images."""
+    """Show how new images differ from the fitted ones."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
     from bayesncl.jobs.compare import Novel, summarize
@@ -303,7 +303,7 @@ def names(
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
     from_labels: bool = flag("--from-labels", "Suggest the class each dimension is about."),
     old: Path | None = opt("CODES", "Move names from other codes of the same images.", "--from"),
-    from_classifier: bool = flag("--from-classifier", "Suggest classes known to the timm encoder."),
+    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm classifier."),
     words: Path | None = opt("FILE", "Suggest from these words, one per line."),
     vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),
     quiet: bool = common.QUIET,

@@ -52,19 +52,19 @@ CODES = arg("CODES", "A folder from `bayesncl fit`.")
 TRAINED = arg("RUN", "A run folder, a model file, or codes from `fit`.")
 DATA = opt("DIR", "Folder with the images.", "--data")
 CHANGES = opt(
-    "PART.FIELD=VALUE", "Change a field; `bayesncl recipes RECIPE` lists them. Repeatable.", "--set"
+    "PART.FIELD=VALUE", "Change a recipe field; see `bayesncl recipes RECIPE`. Repeatable.", "--set"
 )
 DEVICE = opt("NAME", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 QUIET = flag("--quiet", "Show warnings and results only.")
 ACTIVE = opt("N", "Keep only the N strongest dimensions per image.", min=1)
 ENCODER_AGAIN = opt(
-    "MODULE:FUNCTION", "Needed if `fit --encoder` was given a function: name it again.", "--encoder"
+    "MODULE:FUNCTION", "Required for codes fitted with --encoder MODULE:FUNCTION.", "--encoder"
 )
 JSON = out_file("FILE", "Write the results as JSON.")
 CSV = out_file("FILE", "Write the results as CSV.")
 MARKDOWN = out_file("FILE", "Write a Markdown table.")
 PAPER_PROBE = flag("--paper-probe", "Add the paper's 50-epoch linear probe (minutes).")
-BACKGROUND = opt("DIR", "Add background probes on this set, built like Waterbirds.")
+BACKGROUND = opt("DIR", "Add background probes on a dataset like Waterbirds.")
 EVERYTHING = flag("--all", "Print every measure after the verdict.")
 
 

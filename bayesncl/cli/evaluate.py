@@ -24,7 +24,7 @@ LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", defau
 def evaluate(
     run: Path = common.TRAINED, data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "The same run with another seed: which dimensions come back?"),
+    again: Path | None = opt("RUN", "The same recipe run with another seed: adds stability."),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
@@ -106,9 +106,9 @@ def evaluate_run(
 def measure(
     features: Path = arg("FILE", "An array file (z [N, D], optionally y [N]) or codes from `fit`."),
     labels: Path | None = opt("FILE", "Labels of the rows: a table with a column label, or .npy."),
-    embeddings: Path | None = opt("FILE", "Also judge by these embeddings of a second encoder."),
+    embeddings: Path | None = opt("FILE", "Embeddings by a second encoder, to judge by as well."),
     factor: list[str] | None = opt(
-        "NAME=FILE", "Labels of a further factor, to measure how codes separate them. Repeatable."
+        "NAME=FILE", "Labels of a further factor: adds how codes separate factors. Repeatable."
     ),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
@@ -151,7 +151,7 @@ def cost(
 ) -> None:  # fmt: skip
     """Count parameters and operations of a recipe.
 
-    Multiply-adds per image are counted the way the paper does.
+    Counts multiply-adds per image as the paper does.
     """
     from bayesncl.device import find_device
     from bayesncl.measure.result import to_json
@@ -179,7 +179,7 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Reproduce a table or figure of the paper.
 
-    Trains the runs that the ledger lacks; prints our numbers beside the published ones.
+    Trains the runs missing from the ledger and prints our numbers beside the published ones.
     """
     display = common.open_display(quiet)
     from bayesncl.paper.reproduce import reproduce as run_experiments
@@ -201,7 +201,7 @@ def record(
 ) -> None:  # fmt: skip
     """Add a finished run to the ledger of recorded runs.
 
-    If the run has an entry, measures that it lacks are added.
+    If the run has an entry, adds the measures missing there.
     """
     display = common.open_display(quiet)
     from bayesncl.device import find_device

@@ -138,7 +138,7 @@ def train(
     size: int | None = opt("N", "Side of a view in pixels."),
     backbone: str | None = opt("NAME", "resnet18, resnet50, small, medium, or timm:NAME."),
     changes: list[str] | None = common.CHANGES,
-    out: Path | None = out_folder("Run folder (default: runs/RECIPE, numbered)."),
+    out: Path | None = out_folder("Run folder (default: runs/RECIPE, then RECIPE-2, ...)."),
     tensorboard: bool = flag("--tensorboard", "Log to TensorBoard too."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
@@ -175,7 +175,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Continue a run that was stopped or killed.
 
-    The result is the same as without the interruption (on a GPU up to rounding).
+    The result is the same as without the interruption (on a GPU, up to rounding).
     `--set run.epochs=N` trains longer: from here on, the learning rates are those of a run of N
     epochs.
     """
