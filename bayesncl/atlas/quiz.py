@@ -11,6 +11,7 @@ from bayesncl.report.tables import format_table
 
 FORMAT = "bayesncl-quiz-1"
 CHOICES = 5
+MAX_DIMENSIONS = 1 << 30
 
 
 class Answer(NamedTuple):
@@ -34,10 +35,18 @@ def read_quiz(path: Path | str) -> list[Answer]:
     with as_input_error(f"{path} is not a valid quiz.json", *damage):
         for each in tree["answers"]:
             codes, run, time = (printable(each[key], 200) for key in ("codes", "run", "time"))
-            chosen, intruder = (range(CHOICES)[each[key]] for key in ("chosen", "intruder"))
-            author, dim = str(tree.get("author")), range(1 << 30)[each["dim"]]
+            chosen, intruder = (_index(each[key], CHOICES) for key in ("chosen", "intruder"))
+            dim = _index(each["dim"], MAX_DIMENSIONS)
+            author = str(tree.get("author"))
             answers.append(Answer(author, codes, run, dim, chosen == intruder, time))
     return answers
+
+
+def _index(value: Any, count: int) -> int:
+    """A value of the file as an integer from 0 to count - 1; ValueError if it is none."""
+    if type(value) is not int or not 0 <= value < count:
+        raise ValueError(f"expected an integer from 0 to {count - 1}, got {value!r:.40}")
+    return value
 
 
 def join_quizzes(files: Sequence[Path | str]) -> dict[str, Any]:

@@ -44,3 +44,10 @@ def test_answers_are_joined_by_method_and_dimension(tmp_path: Path, capsys) -> N
     shown = capsys.readouterr().out
     assert "2 of 3" in shown and "NCL, dimension 3" in shown
     assert "dimension 4" not in shown  # asked once
+
+
+@pytest.mark.parametrize("change", [{"chosen": -1}, {"intruder": 5}, {"dim": True}])
+def test_an_answer_out_of_range_is_refused(tmp_path: Path, capsys, change: dict) -> None:
+    path = write(tmp_path / "a.json", "Ann", [answer(3, True) | change])
+    assert call("quiz", path) == 2
+    assert "is not a valid quiz.json" in capsys.readouterr().err
