@@ -270,12 +270,12 @@ def heat_of_codes(
         return NO_HEAT
     try:
         model = PhotoCodes(folder, "cpu", options.encoder)
-        sight = heatmaps_of_codes(model)
+        heatmap_model = heatmaps_of_codes(model)
         if isinstance(images, Images):
-            return strongest_heatmaps(sight, images.pixels, z, progress=display.count)
+            return strongest_heatmaps(heatmap_model, images.pixels, z, progress=display.count)
         view = model.encoder.view
         pixels, share = PhotoPixels(images, model.encoder), view.crop / max(view.resize, view.crop)
-        return strongest_heatmaps(sight, pixels, z, share, display.count, HEAT_CHECK_PHOTOS)
+        return strongest_heatmaps(heatmap_model, pixels, z, share, display.count, HEAT_CHECK_PHOTOS)
     except InputError as error:
         return str(error)
     except Exception as error:  # a user's network may raise anything when hooked

@@ -35,6 +35,7 @@ FACTOR_NOTE = (
     "The images split in two by something unrelated to the rest, such as a background: "
     "`--method factors` gives the rest dimensions of its own."
 )
+MAX_LINES = 4  # of the verdict, printed at the end
 KINDS = {"photos": "photos", "array": "an array of embeddings", "run": "a run"}
 # options that apply to other kinds of sources than photos
 APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photos", "run"]}
@@ -44,7 +45,7 @@ def fit(
     source: Path, out: Path, options: Options, device: torch.device | str, display: Display
 ) -> Tree:
     """Fit codes into the folder `out`; returns the verdict."""
-    kind = find_source(source, out)
+    kind = source_kind(source, out)
     check_options(source, kind, options)
     device = find_device(device)
     codes = ReadableCodes(
@@ -61,24 +62,23 @@ def fit(
         rows, blocks = arrange(material)
         embeddings = staged.write_rows(rows, blocks)
         x = embeddings[: rows.fitted]
-        if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
+        codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
+        if codes.interrupted_:
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
-        z, labels, given = judging_data(codes, embeddings, rows)
-        verdict = figures(z, labels, **given, ks=(KEPT,), seed=options.seed).verdict
+        z, labels, further = judging_data(codes, embeddings, rows)
+        verdict = figures(z, labels, **further, ks=(KEPT,), seed=options.seed).verdict
         staged.write_codes(material.about, codes, verdict)
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    fitted = f"the {len(rows):,} rows it was fitted on"
+    fitted = f"the {len(rows):,} rows they were fitted on"
     judged = f"{rows.held:,} held-out rows" if rows.held else fitted
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
-    shown = [x for x in verdict["lines"] if x["value"] is not None or x["key"] == "collapsed"]
-    texts = [line["text"] for line in shown if line["key"] != "dense"]  # as prototypes always are
     lines = [wrap(f"{out}: {what} in {took}, judged on {judged}:")]
-    lines += [wrap(text, first="- ", later="  ") for text in texts[:4]]
+    lines += [wrap(text, first="- ", later="  ") for text in main_lines(verdict)]
     print("\n".join(lines), flush=True)
     if codes.method == "prototypes" and splits_in_two(codes, x):
         display.note(FACTOR_NOTE)
@@ -102,7 +102,7 @@ def publish(folder: CodesFolder, display: Display) -> None:
     folder.publish()
 
 
-def find_source(source: Path, out: Path) -> str:
+def source_kind(source: Path, out: Path) -> str:
     """``photos``, ``array`` or ``run``; InputError for anything else, or for a wrong `out`."""
     shown = printable(str(source), 300)
     if not os.path.exists(source):
@@ -135,6 +135,16 @@ def check_options(source: Path, kind: str, options: Options) -> None:
         if kind not in (kinds := APPLIES.get(name, ["photos"])):
             wanted = " or ".join(KINDS[each] for each in kinds)
             raise InputError(f"--{name} applies to {wanted}, and {source} is {KINDS[kind]}")
+
+
+def main_lines(verdict: Tree) -> list[str]:
+    """The most important lines of a verdict, as sentences."""
+    texts = []
+    for line in verdict["lines"]:
+        measured = line["value"] is not None or line["key"] == "collapsed"
+        if measured and line["key"] != "dense":  # codes by prototypes always are
+            texts.append(line["text"])
+    return texts[:MAX_LINES]
 
 
 def next_commands(about: About, out: Path) -> list[str]:

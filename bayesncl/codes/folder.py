@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,13 @@ PUBLISHED = (EMBEDDINGS, ROWS, HEAD, VERDICT, CODES)  # in this order
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of a larger file is not computed at each use
 UNUSABLE = "cannot be used, rerun `bayesncl fit`"
 
-Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
+
+class Key(NamedTuple):
+    """Tells whether an image is one that was embedded before."""
+
+    name: str
+    size: int = 0  # of the file; 0 without one, as in a dataset
+    time: int = 0  # of its last change
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,9 @@ class Rows:
 
     def keys(self) -> list[Key]:
         """Name, size and time of each image."""
-        stats = self.stats or ((0, 0),) * len(self)
-        return [(name, *stat) for name, stat in zip(self.names, stats)]
+        if self.stats is None:
+            return [Key(name) for name in self.names]
+        return [Key(name, *stat) for name, stat in zip(self.names, self.stats)]
 
     def texts(self) -> list[str] | None:
         """The class name of each row; None without labels."""

@@ -32,24 +32,30 @@ def judging_data(
     labels = None if rows.labels is None else rows.labels[chosen]
     if labels is not None and len(np.unique(labels)) < 2:
         labels = None
-    start = {"n_components": codes.n_components_, "max_iter": 0, "positives": "self"}
-    options = codes.get_params() | start | {"sparse_output": False}
+    untrained = {"n_components": codes.n_components_, "max_iter": 0, "positives": "self"}
+    options = codes.get_params() | untrained | {"sparse_output": False}
     control = ReadableCodes(**options).fit(embeddings[:train]).transform(x)
-    given = {"label_names": rows.class_names, "embeddings": x, "control": control}
+    further = {"label_names": rows.class_names, "embeddings": x, "control": control}
     if labels is None and len(x) >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
-        fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else x[:0]
-        given["noise"] = fit_noise(codes, x, fitted)
-    return codes.with_options().transform(x), labels, given
+        fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else None
+        further["noise"] = fit_noise(codes, x, fitted)
+    return codes.with_options().transform(x), labels, further
 
 
 def fit_noise(
-    codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray
+    codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and rows of noise: x with each column shuffled; fitted on other such rows, if any."""
-    noise = np.random.default_rng(0).permuted(np.concatenate([x, fitted]), axis=0)
+    """Codes and rows of noise, which is x with each column shuffled.
+
+    The head is fitted on `fitted`, shuffled together with x; where no rows are held out (None), on
+    the noise itself.
+    """
+    real = x if fitted is None else np.concatenate([x, fitted])
+    noise = np.random.default_rng(0).permuted(real, axis=0)
     judged = noise[: len(x)]
     names = ("method", "n_active", "random_state", "device")
     head = ReadableCodes(codes.n_components_, **{name: getattr(codes, name) for name in names})
-    if head.fit(noise[len(x) :] if len(fitted) else judged).interrupted_:
+    head.fit(judged if fitted is None else noise[len(x) :])
+    if head.interrupted_:
         raise KeyboardInterrupt
     return head.transform(judged), judged

@@ -32,7 +32,8 @@ class Moments(NamedTuple):
     @property
     def width(self) -> int:
         """Columns of a prepared row."""
-        return len(self.mean) + (len(self.mean) < MIN_DIRECTION_COLUMNS)
+        columns = len(self.mean)
+        return columns + 1 if columns < MIN_DIRECTION_COLUMNS else columns
 
 
 def measure_moments(source: np.ndarray, chosen: np.ndarray) -> Moments:
@@ -58,15 +59,17 @@ def measure_moments(source: np.ndarray, chosen: np.ndarray) -> Moments:
     return Moments(mean, scale)
 
 
-def prepare(x: Tensor, moments: Moments, like: Tensor | None = None) -> Tensor:
+def prepare(x: Tensor, moments: Moments, whole: Tensor | None = None) -> Tensor:
     """Rows [n, F] at unit length, centered and scaled, float32; [n, F + 1] if F is small.
 
-    With `like` [n, F], they are divided by the lengths of its rows.
+    With `whole` [n, F], x is scaled as those rows are: the prepared parts of a row then average to
+    the prepared row.
     """
-    if like is None:
+    if whole is None:
         x = unit_length(x)
     else:
-        x = x * (unit_length(like).norm(dim=1) / like.norm(dim=1).clamp_min(1e-12))[:, None]
+        factor = unit_length(whole).norm(dim=1) / whole.norm(dim=1).clamp_min(1e-12)
+        x = x * factor[:, None]
     mean, scale = moments.mean.to(x.device, x.dtype), moments.scale.to(x.device, x.dtype)
     x = ((x - mean) * scale).float()
     return x if x.shape[1] == moments.width else F.pad(x, (0, 1), value=math.sqrt(x.shape[1]))

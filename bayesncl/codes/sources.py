@@ -69,27 +69,32 @@ class Material(NamedTuple):
     test: Sequence[bool] | np.ndarray | None  # [N], rows of a test split; None without one
 
 
-def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
-    """Rows with the held-out ones last, and their embeddings in blocks.
+def arrange(material: Material) -> tuple[Rows, Iterator[np.ndarray]]:
+    """The usable rows with the held-out ones last, and their embeddings in blocks.
 
     Held out are the test split, or a tenth of 5,000 rows or more.
     """
-    good = np.array([i for i, row in enumerate(given.x) if row is not None])
-    n, labels = len(good), given.labels
+    usable = np.array([i for i, row in enumerate(material.x) if row is not None])
+    n = len(usable)
     if n < 2:
         raise InputError("only one row; codes need several")
-    test = np.zeros(n, bool) if given.test is None else np.array(given.test, bool)[good]
+    test = np.zeros(n, bool) if material.test is None else np.array(material.test, bool)[usable]
     if not test.any() or test.all():
         share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
-        test = held_out([given.keys[i][0] for i in good], share, 0)
-    order = good[np.argsort(test, kind="stable")]
-    names, *stats = zip(*(given.keys[i] for i in order))
-    index = classes = None
-    if labels is not None and len(set(texts := [str(labels[i]) for i in order])) > 1:
-        index, distinct = factorize(np.array(texts))
-        classes = tuple(printable(str(text), 200) for text in distinct)
-    of_files = None if given.about.images is None else tuple(zip(*stats))
-    return Rows(names, index, classes, int(test.sum()), of_files), read_blocks(given.x, order)
+        test = held_out([material.keys[i].name for i in usable], share, 0)
+    order = usable[np.argsort(test, kind="stable")]
+    labels = classes = None
+    if material.labels is not None:
+        texts = [str(material.labels[i]) for i in order]
+        if len(set(texts)) > 1:
+            labels, distinct = factorize(np.array(texts))
+            classes = tuple(printable(str(text), 200) for text in distinct)
+    keys = [material.keys[i] for i in order]
+    names = tuple(key.name for key in keys)
+    stats = None
+    if material.about.images is not None:
+        stats = tuple((key.size, key.time) for key in keys)
+    return Rows(names, labels, classes, int(test.sum()), stats), read_blocks(material.x, order)
 
 
 def read_blocks(x: Any, order: np.ndarray) -> Iterator[np.ndarray]:
@@ -125,7 +130,7 @@ def embed_photos(
         encoder = folder.open_encoder(device, check=False, **request.given())
     path = folder.relative(source)
     about = About("photos", path, path, encoder.request)
-    keys: list[Key] = [(entry.name, *file_stat(entry.path)) for entry in entries]
+    keys = [Key(entry.name, *file_stat(entry.path)) for entry in entries]
     sizes = describe_sizes([entry.path for entry in entries])
     parts = [
         plural(n, "photo") + (f" of {sizes} pixels" if sizes else ""),
@@ -165,7 +170,8 @@ def embed_missing(
 ) -> list[np.ndarray | None]:  # fmt: skip
     """Embeddings of images: known ones, and by `embed` those of the others, which are logged.
 
-    The log is a folder with one file for every few seconds of work.
+    The log is a folder with one file for every few seconds of work. `stamp` identifies the dataset
+    of a run, whose keys are only numbers.
     """
     signature = encoder.request.signature
     known = {} if fresh else known_embeddings(folder, signature, stamp)
@@ -178,7 +184,7 @@ def embed_missing(
     began = time.monotonic()
     for done, (i, found) in enumerate(zip(missing, embed(missing)), 1):
         if isinstance(found, str):
-            failed.append(f"{printable(keys[i][0])} ({found})")
+            failed.append(f"{printable(keys[i].name)} ({found})")
         else:
             new[keys[i]] = known[keys[i]] = found
         if new and (time.monotonic() - began > LOG_SECONDS or done == len(missing)):
@@ -194,7 +200,7 @@ def embed_missing(
 
 
 def known_embeddings(
-    folder: CodesFolder, own: Signature | None, own_stamp: str
+    folder: CodesFolder, signature: Signature | None, stamp: str
 ) -> dict[Key, np.ndarray]:
     """Embeddings from the earlier fit and from the log of a killed one.
 
@@ -202,8 +208,8 @@ def known_embeddings(
     """
     rows: dict[Key, np.ndarray] = {}
 
-    def same(signature: Signature | None, stamp: str) -> bool:
-        return stamp == own_stamp and same_signature(signature, own)
+    def same(old_signature: Signature | None, old_stamp: str) -> bool:
+        return stamp == old_stamp and same_signature(old_signature, signature)
 
     try:
         old = folder.about() if folder.about_file.exists() else None
@@ -214,9 +220,9 @@ def known_embeddings(
     for path in sorted(folder.log.glob("*.npz")):
         # NumPy raises many types over damaged files
         with suppress(Exception), np.load(path, allow_pickle=False) as part:
-            signature, stamp, keys = json.loads(str(part["about"]))
-            if same(signature, stamp):
-                rows |= zip(map(tuple, keys), part["rows"])
+            old_signature, old_stamp, keys = json.loads(str(part["about"]))
+            if same(old_signature, old_stamp):
+                rows |= zip((Key(*key) for key in keys), part["rows"])
     return rows
 
 
@@ -242,10 +248,10 @@ def read_array(
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
     about = About("array", folder.relative(source))
-    keys = [(printable(text, PATH_LENGTH), 0, 0) for text in texts]
+    keys = [Key(printable(text, PATH_LENGTH)) for text in texts]
     if options.images is not None:
         texts = match_images(texts, options.images, display)
-        keys = [(name, *file_stat(options.images / name)) for name in texts]
+        keys = [Key(name, *file_stat(options.images / name)) for name in texts]
         about = replace(about, images=folder.relative(options.images))
     test = None
     if "test" in inputs.array_names(source):
@@ -294,7 +300,7 @@ def embed_run(
     tree, each = recipe.to_dict(), list(splits.values())
     stamp = hash_tree([tree["data"], [fingerprint(images.pixels) for images in each]])
     about = About("run", folder.relative(source), None, encoder.request, tree, stamp)
-    keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
+    keys = [Key(f"{name}/{i}") for name, images in splits.items() for i in range(len(images))]
     note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}"
 
     def embed(missing: list[int]) -> Embedded:
@@ -303,7 +309,7 @@ def embed_run(
     x = embed_missing(folder, encoder, keys, embed, display, note, stamp=stamp)
     classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
     labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
-    test = [key[0].startswith("test/") for key in keys]
+    test = [key.name.startswith("test/") for key in keys]
     return Material(about, keys, x, labels if len(labels) == len(keys) else None, test)
 
 
