@@ -64,7 +64,8 @@ class Explanation(NamedTuple):
         """Percent of all |weights| on dimensions about a group; None without groups."""
         if self.groups is None:
             return None
-        size, related = np.abs(self.model.weight).sum(1), np.array([g != "" for g in self.groups])
+        size = np.abs(self.model.weight).sum(1)
+        related = np.array([group != "" for group in self.groups])
         return 100 * float(size[related].sum() / max(size.sum(), 1e-12))
 
 
@@ -99,33 +100,34 @@ def explain(
             raise InputError(f"{len(column)} {what} for {n} rows of codes")
     if not 0 < test.sum() < n or len(np.unique(y[~test])) < 2:
         raise InputError("explain needs two classes to fit on, and held-out rows")
-    second = None if groups is None else as_numpy(groups)
-    at_test = None if second is None else second[test]
+    group_of = None if groups is None else as_numpy(groups)
+    held_out_groups = None if group_of is None else group_of[test]
     dropped = sorted(set(irrelevant))
-    found = trim(z[~test], y[~test], z[test], y[test], at_test, dropped)
+    trimmed = trim(z[~test], y[~test], z[test], y[test], held_out_groups, dropped)
 
     scores: dict[str, Scores] = {}
 
     def fit(name: str, x: np.ndarray, sparse: bool = True) -> Linear:
         model = fit_linear(x[~test], y[~test], sparse=sparse)
-        scores[name] = group_accuracy(model.predict(x[test]), y[test], at_test)
+        scores[name] = group_accuracy(model.predict(x[test]), y[test], held_out_groups)
         return model
 
     model = fit(FEW, z)
-    scores["codes, all dimensions"] = found["all"]
+    scores["codes, all dimensions"] = trimmed["all"]
     if dropped:
         model = fit(FEW_OFF, np.where(np.isin(np.arange(width), dropped), 0, z))
-        scores["all, irrelevant ones off"] = found["trimmed"]
-        scores["all, as many others off"] = found["random"]
+        scores["all, irrelevant ones off"] = trimmed["trimmed"]
+        scores["all, as many others off"] = trimmed["random"]
     if embeddings is not None:
         fit("full embedding", as_features(embeddings), sparse=False)
     related = None
-    if second is not None:
-        some = np.random.default_rng(0).permutation(n)[:MAX_ROWS]
-        (index, values), own = as_labels(second, n), as_labels(y, n)[0]
-        found_auc = average_auc(z[some], index[some], own[some])
-        strongest = values[found_auc.auc.argmax(0)]
-        related = [str(g) if on else "" for g, on in zip(strongest, beyond_luck(found_auc))]
+    if group_of is not None:
+        sample = np.random.default_rng(0).permutation(n)[:MAX_ROWS]
+        index, values = as_labels(group_of, n)
+        classes, _ = as_labels(y, n)
+        found = average_auc(z[sample], index[sample], classes[sample])
+        strongest = values[found.auc.argmax(0)]
+        related = [str(group) if on else "" for group, on in zip(strongest, beyond_luck(found))]
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())
     chance = expected_chance(model.predict(z[test])[:, None], y[test])
@@ -144,34 +146,42 @@ def explain_codes(
     backgrounds of a run's dataset. Dimensions with the mark "irrelevant", or named in `without`,
     are switched off. The held-out rows are those of `fit`, or a fifth.
     """
-    folder, rows, codes, x = model.folder, model.rows, model.codes, np.asarray(model.embeddings)
+    folder, rows, codes = model.folder, model.rows, model.codes
+    x = np.asarray(model.embeddings)
     n, texts = len(rows), rows.texts()
     if labels is None and texts is None:
         raise InputError(f"{folder} has no labels: use --labels FILE")
     files = {name: file for name, file in (("y", labels), ("groups", groups)) if file is not None}
     given = read_factors(files, np.array(rows.names), n)
-    second = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
+    group_of = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
     test = np.arange(n) >= rows.fitted if rows.held else held_out(rows.names, TEST_SHARE, 0)
     annotations = folder.names(codes)
     off = {k for name in without for k in annotations.find(name)}
     off |= set(annotations.marked(IRRELEVANT))
-    z, columns = codes.dense(x), annotations.columns(codes.n_components_)
+    z = codes.dense(x)
     y = given["y"] if labels is not None else np.array(texts)
-    found = explain(z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off))
-    keys, lines = ("average", "worst"), [each._asdict() for each in found.weights]
-    scores = {name: {key: each[key] for key in keys} for name, each in found.scores.items()}
-    tree = {"scores": scores, "group_share": found.group_share, "weights": lines}
+    found = explain(
+        z, y, test, embeddings=x, groups=group_of, irrelevant=sorted(off),
+        names=annotations.columns(codes.n_components_),
+    )  # fmt: skip
+    scores = {
+        name: {key: score[key] for key in ("average", "worst")}
+        for name, score in found.scores.items()
+    }
+    weights = [weight._asdict() for weight in found.weights]
+    tree = {"scores": scores, "group_share": found.group_share, "weights": weights}
     folder.save_result("explain", tree)
     return found, z
 
 
 def find_image(rows: Rows, name: str) -> int:
     """The row with this name, or the only one whose path ends so."""
-    ends = [i for i, each in enumerate(rows.names) if f"/{each}".endswith(f"/{name}")]
-    exact = [i for i in ends if rows.names[i] == name] or ends
-    if len(exact) != 1:
-        raise InputError(f"{len(exact) or 'no'} images are named {printable(name)}")
-    return exact[0]
+    matches = [i for i, each in enumerate(rows.names) if f"/{each}".endswith(f"/{name}")]
+    exact = [i for i in matches if rows.names[i] == name]
+    matches = exact or matches
+    if len(matches) != 1:
+        raise InputError(f"{len(matches) or 'no'} images are named {printable(name)}")
+    return matches[0]
 
 
 def summarize(found: Explanation, n: int = 5) -> str:

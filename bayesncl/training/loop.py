@@ -105,11 +105,13 @@ def run_loop(
     display.busy("preparing the model")
     options, steps = recipe.run, len(images) // recipe.run.batch  # per epoch
     total, stop = steps * options.epochs, False
-    wanted = (
-        options.dynamics_every and partial(record_dynamics, images),
-        options.knn_every and partial(record_knn, images), after_epoch,
-    )  # fmt: skip
-    records = [record for record in wanted if record]
+    records: list[AfterEpoch] = []  # each is called after every epoch
+    if options.dynamics_every:
+        records.append(partial(record_dynamics, images))
+    if options.knn_every:
+        records.append(partial(record_knn, images))
+    if after_epoch is not None:
+        records.append(after_epoch)
     memory = (
         f"out of GPU memory at batch {options.batch}, {recipe.views.size} px, {recipe.model.dim} "
         "dimensions: lower run.batch, model.hidden or model.dim"
@@ -122,8 +124,10 @@ def run_loop(
         check_images(recipe, images)
         pixels = to_device(images.pixels, device)
         model, optimizer, meter, step = assemble(recipe, pixels, device)
-        seen = fingerprint(images.pixels)
-        done = checkpoint.resume_or_begin(run, model, optimizer, seen, display, steps, revise)
+        images_hash = fingerprint(images.pixels)
+        done = checkpoint.resume_or_begin(
+            run, model, optimizer, images_hash, display, steps, revise
+        )
         rates = learning_rates(recipe, steps).to(device)  # [T, groups]
         if compiles(recipe, device) and done < total:
             display.note("compiling for this GPU: up to a minute, seconds the next time")
@@ -149,7 +153,7 @@ def run_loop(
                 if distributed.rank() == 0:
                     # on a GPU the state is a copy: training goes on while it is written
                     copied = device.type == "cuda" and distributed.world_size() == 1
-                    state = checkpoint.snapshot(model, optimizer, done, seen)
+                    state = checkpoint.snapshot(model, optimizer, done, images_hash)
                     save(state, stop or done == total or not copied)
                 distributed.barrier()  # waits longer for a slow disk than other collectives
             if stop and done < total:
@@ -182,16 +186,16 @@ def assemble(
     if gpu:
         torch.backends.cudnn.benchmark = True
     if compiles(recipe, device):
-        run = accelerate(model, optimizer, meter, batch)
+        step_on_batch = accelerate(model, optimizer, meter, batch)
     else:
-        run = partial(train_step, model, optimizer, meter, batch)
+        step_on_batch = partial(train_step, model, optimizer, meter, batch)
 
     def step(pixels: Tensor, index: Tensor, epoch: int, rate: Tensor) -> None:
         batch.pixels.copy_(pixels)
         batch.rows.copy_(index)
         batch.epoch.fill_(epoch)
         torch._foreach_copy_(rates, list(rate.unbind()))
-        run()
+        step_on_batch()
 
     return model, optimizer, meter, step
 
