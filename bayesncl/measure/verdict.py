@@ -162,8 +162,12 @@ def _own_dimension(found: Result, classes: int) -> Tree:
     count = figure.value or 0
     rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
     rule += "or half of an even share where dimensions far outnumber classes"
-    advice = "Most classes share their dimensions: try more dimensions, or more images per class."
-    advice = advice if count < classes / 2 else ""
+    advice = ""
+    if count < classes / 2:
+        more = "more images per class"
+        if not _has_copies(found):  # otherwise the advice on copies is fewer dimensions
+            more = f"more dimensions, or {more}"
+        advice = f"Most classes share their dimensions: try {more}."
     label, text = "classes with a dimension of their own", f"{count:,.0f} of {classes:,}"
     return _line("own_dimension", label, text, figure.beside(), advice, rule, figure)
 
@@ -216,11 +220,17 @@ def _effective_number(found: Result, dimensions: int) -> Tree:
     beside += "" if control is None else f"; untrained {control:,.0f}"
     advice = ""
     fewer = max(2, 2 ** math.ceil(math.log2(max(count, 1))))
-    many = live > MANY_COPIES * count or found.coverage["twins"] > MANY_TWINS
-    if many and count >= 1 and fewer < live:
+    if _has_copies(found) and count >= 1 and fewer < live:
         advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
     rule = "exp of the entropy of their usage, correlated columns counted together"
     return _line("effective", label, f"{count:,.0f}", beside, advice, rule, figure)
+
+
+def _has_copies(found: Result) -> bool:
+    """Whether many dimensions repeat each other."""
+    distinct = found["coverage/distinct"].value or 0
+    crowded = found.coverage["live"] > MANY_COPIES * distinct
+    return crowded or found.coverage["twins"] > MANY_TWINS
 
 
 def _intruders(found: Result) -> Tree:

@@ -117,6 +117,16 @@ def test_many_dimensions_share_a_class_evenly() -> None:
     assert tree["kept/5/classes_owned_evenly"].chance < 5
 
 
+def test_advice_on_copies_is_fewer_dimensions_not_more() -> None:
+    y = np.arange(400) % 8
+    z = np.eye(2)[np.arange(400) // 8 % 2]  # two dimensions, unrelated to the classes
+    advice = {line["key"]: line["advice"] for line in verdict(z, y)["lines"]}
+    assert "more dimensions" in advice["own_dimension"] and not advice["effective"]
+    copies = {line["key"]: line["advice"] for line in verdict(np.repeat(z, 20, 1), y)["lines"]}
+    assert "more dimensions" not in copies["own_dimension"]
+    assert "more images" in copies["own_dimension"] and "repeat each" in copies["effective"]
+
+
 def test_without_labels() -> None:
     z, y = clean()
     assert checked(verdict(z))["readable"]["figure"] == "unknown"
