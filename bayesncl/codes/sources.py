@@ -116,15 +116,16 @@ def embed_photos(
     """The photos of a folder."""
     entries, others, test = find_photos(source)
     names, n = [entry.name for entry in entries], len(entries)
-    given = None
-    if options.labels is not None:
-        given = class_labels(inputs.read_labels(options.labels, np.array(names, object), n)[1])
-    labels = folder_classes(names, source) if given is None else list(map(str, given))
-    by = "by subfolder" if given is None else "given"
-    request, used = options.encoder, None
+    if options.labels is None:
+        labels, origin = folder_classes(names, source), "by subfolder"
+    else:
+        _, column = inputs.read_labels(options.labels, np.array(names, object), n)
+        given = class_labels(column)
+        labels, origin = None if given is None else list(map(str, given)), "given"
+    request, earlier = options.encoder, None
     with suppress(InputError):  # nothing is there yet, or it is damaged
-        used = folder.about().encoder
-    if request.spec or used is None:
+        earlier = folder.about().encoder
+    if request.spec or earlier is None:
         encoder = open_encoder(request, device, display.note)
     else:  # as in the earlier fit
         encoder = folder.open_encoder(device, check=False, **request.given())
@@ -134,7 +135,7 @@ def embed_photos(
     sizes = describe_sizes([entry.path for entry in entries])
     parts = [
         plural(n, "photo") + (f" of {sizes} pixels" if sizes else ""),
-        f"{plural(len(set(labels)), 'class')} {by}" if labels else "no classes",
+        f"{plural(len(set(labels)), 'class')} {origin}" if labels else "no classes",
     ]
     if others:
         kinds = ", ".join(count_suffixes(others))
@@ -151,16 +152,17 @@ def embed_photos(
 def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
     """The N images of a folder, names of other files, and which images are in its test split."""
     entries, others = list_images(root)
-    splits = [path for path in split_folders(root) if path not in (None, root)]
-    if not splits:
+    train, test = split_folders(root)
+    if train == root:
         return entries, others, None
-    inside = tuple(f"{path.name}/" for path in splits if path)
-    left = {e.name.split("/")[0] for e in entries if not e.name.startswith(inside)}
-    if left:
-        used, unused = (", ".join(map(printable, sorted(x)[:3])) for x in (inside, left))
-        warnings.warn(f"only {used} are used, not {unused}", stacklevel=2)
-    entries = [entry for entry in entries if entry.name.startswith(inside)]
-    return entries, others, [entry.name.startswith(inside[1:]) for entry in entries]
+    splits = [path.name for path in (train, test) if path is not None]
+    folders = [entry.name.split("/")[0] for entry in entries]
+    if unused := sorted(set(folders) - set(splits)):
+        shown = ", ".join(map(printable, unused[:3]))
+        warnings.warn(f"only {'/, '.join(splits)}/ are used, not {shown}", stacklevel=2)
+    entries = [entry for entry, folder in zip(entries, folders) if folder in splits]
+    in_test = [test is not None and entry.name.startswith(f"{test.name}/") for entry in entries]
+    return entries, others, in_test
 
 
 def embed_missing(

@@ -340,6 +340,12 @@ def test_partial_labels_are_not_used(run, tmp_path: Path) -> None:
     table = "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names))
     Path("l.csv").write_text("name,label\n" + table)
     assert "23 of 24" in run("fit", pictures, "-o", "q", *FIT, "--labels", "l.csv").err
+    grouped = draw_folder(tmp_path / "g")  # nor are its subfolders, when a table was asked for
+    names = sorted(str(path.relative_to(grouped)) for path in grouped.rglob("*.png"))
+    table = "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names))
+    Path("l.csv").write_text("name,label\n" + table)
+    assert run("fit", grouped, "-o", "r", *FIT, "--labels", "l.csv").status == 0
+    assert CodesFolder("r").rows().labels is None
 
 
 @pytest.mark.parametrize("held", [0, 60])
