@@ -200,13 +200,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         source = self._as_rows(X, reset=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
-        chosen = np.arange(len(source))
-        if (n := self.max_samples or len(source)) < len(source):
-            if given is not None:
-                raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
-            generator = torch.Generator().manual_seed(seed)
-            chosen = np.sort(torch.randperm(len(source), generator=generator)[:n].numpy())
+        chosen = self._draw_rows(len(source), seed)
         n = len(chosen)
+        if given is not None and n < len(source):
+            raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
         self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
@@ -501,6 +498,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if reset and len(found) < 2:
             raise InputError(f"n_samples={len(found)}: at least 2 rows are needed")
         return found
+
+    def _draw_rows(self, count: int, seed: int) -> np.ndarray:
+        """Indices of the rows to fit on: all `count`, or `max_samples` of them at random."""
+        if self.max_samples is None or self.max_samples >= count:
+            return np.arange(count)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randperm(count, generator=generator)[: self.max_samples]
+        return np.sort(drawn.numpy())
 
     def _find_partners(
         self, rows: Tensor, moments: Moments, path: Path | str | None, progress: Progress
