@@ -16,7 +16,8 @@ from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
 from bayesncl.measure.linear import Linear, expected_chance, fit_linear, group_accuracy, trim
 
 IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
-FEW, FEW_OFF = "codes, few dimensions", "few, irrelevant ones off"  # classifiers of the report
+# names of the sparse classifiers in the report, of all dimensions and without irrelevant ones
+SPARSE, SPARSE_TRIMMED = "codes, few dimensions", "few, irrelevant ones off"
 TEST_SHARE = 0.2  # of the rows, where `fit` held none out
 WIDTH, MAX_CLASSES = 80, 10  # of the report
 Scores = dict[str, Any]  # of `group_accuracy`
@@ -112,10 +113,10 @@ def explain(
         scores[name] = group_accuracy(model.predict(x[test]), y[test], held_out_groups)
         return model
 
-    model = fit(FEW, z)
+    model = fit(SPARSE, z)
     scores["codes, all dimensions"] = trimmed["all"]
     if dropped:
-        model = fit(FEW_OFF, np.where(np.isin(np.arange(width), dropped), 0, z))
+        model = fit(SPARSE_TRIMMED, np.where(np.isin(np.arange(width), dropped), 0, z))
         scores["all, irrelevant ones off"] = trimmed["trimmed"]
         scores["all, as many others off"] = trimmed["random"]
     if embeddings is not None:
@@ -186,7 +187,8 @@ def find_image(rows: Rows, name: str) -> int:
 
 def summarize(found: Explanation, n: int = 5) -> str:
     """The accuracies, and the n strongest dimensions for and against each class, worst first."""
-    model, used = found.model, int(found.model.used.sum())
+    model = found.model
+    used = int(model.used.sum())
     fitted, tested = found.rows
     worst = "worst class" if found.groups is None else "worst group"
     lines = [
@@ -196,15 +198,12 @@ def summarize(found: Explanation, n: int = 5) -> str:
         f"{'accuracy on held-out images, %':30}{'all':>8}{worst:>14}",
     ]
     for name, score in found.scores.items():
-        first = score.get("groups", [])[:1]
-        texts = [str(row[key]) for row in first for key in ("class", "group")]
-        text = printable(", ".join(filter(None, texts)), 24)
-        line = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}   {text}".rstrip()
-        lines.append(line[:WIDTH])
+        figures = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}"
+        lines.append(f"{figures}   {_worst_group(score)}".rstrip()[:WIDTH])
     lines.append(f"{'chance':30}{found.chance:8.1f}")
     if (share := found.group_share) is not None:
         lines += ["", f"Dimensions about a group carry {share:.0f} % of the weight."]
-    own_score = found.scores.get(FEW_OFF, found.scores[FEW])
+    own_score = found.scores.get(SPARSE_TRIMMED, found.scores[SPARSE])
     worst_first = list(dict.fromkeys(str(row["class"]) for row in own_score["groups"]))
     for label in worst_first[:MAX_CLASSES]:
         lines += ["", printable(label, WIDTH)]
@@ -214,6 +213,15 @@ def summarize(found: Explanation, n: int = 5) -> str:
     if len(worst_first) > MAX_CLASSES:
         lines += ["", f"{len(worst_first) - MAX_CLASSES} more classes: see -o FILE"]
     return "\n".join(lines)
+
+
+def _worst_group(score: Scores) -> str:
+    """Class and group of the lowest accuracy, which come first in `groups`."""
+    if not score.get("groups"):
+        return ""
+    worst = score["groups"][0]
+    names = str(worst["class"]), str(worst["group"])
+    return printable(", ".join(name for name in names if name), 24)
 
 
 def _show(line: Weight) -> str:
