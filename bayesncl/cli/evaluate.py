@@ -156,10 +156,10 @@ def cost(
     from bayesncl.device import find_device
     from bayesncl.measure.result import to_json
     from bayesncl.paper.cost import count_costs
-    from bayesncl.report.tables import compare
+    from bayesncl.report.tables import render_costs
 
     results = count_costs(recipes, changes, data, find_device(device) if timed or data else None)
-    print(compare(results))
+    print(render_costs(results))
     if json is not None:
         write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
 

@@ -104,7 +104,7 @@ def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
 
 
 def describe(named: Annotations) -> list[str]:
-    """A line per named dimension; suggestions show their source and score."""
+    """A line per named dimension, with source and score of suggestions, and their number."""
     lines = []
     for k in sorted(named.dimensions):
         if name := named.name(k):
@@ -112,7 +112,7 @@ def describe(named: Annotations) -> list[str]:
             person = any(not e.suggested and e.name for e in named.dimensions[k])
             source = by[0].author.removeprefix(SUGGESTED) if by and not person else ""
             lines.append(f"z{k:<5} {name}" + (f"  ({by[0].note}, from {source})" if source else ""))
-    return lines or ["no dimension has a name"]
+    return [*lines, f"{len(lines):,} of {named.dims:,} dimensions have a name"]
 
 
 def add_suggestions(

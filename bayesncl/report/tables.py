@@ -21,6 +21,7 @@ from bayesncl.measure.registry import at_kept, find
 from bayesncl.measure.result import Result, leaves
 
 WIDTH = 100  # columns of a table that is not printed to a terminal
+COST_WORDS = {"params": "parameters", "macs": "multiply-adds", "flops": "operations"}
 Row = Sequence[str]
 
 
@@ -90,15 +91,17 @@ def show(result: Result, files: Mapping[str, Path | None], everything: bool = Fa
             print(render_theory(result.theory))
 
 
-def compare(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format several trees of numbers side by side, one column per name."""
+def render_costs(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Format the costs of several recipes side by side, one column per recipe."""
     columns = {name: dict(leaves(result)) for name, result in results.items()}
     paths = dict.fromkeys(path for column in columns.values() for path in column)
-    rows = [
-        (*_names(path), *(format_number(column.get(path)) for column in columns.values()))
-        for path in paths
-    ]
-    return format_table(("definition", "measure", *columns), rows)
+    rows = []
+    for path in paths:  # such as (params_by_part, backbone)
+        words = path[0].removesuffix("_by_part").split("_")
+        quantity = " ".join(COST_WORDS.get(word, word) for word in words)
+        cells = (format_number(column.get(path)) for column in columns.values())
+        rows.append((quantity, " ".join(path[1:]), *cells))
+    return format_table(("quantity", "part", *columns), rows)
 
 
 def render_theory(rows: Sequence[Mapping[str, Any]]) -> str:

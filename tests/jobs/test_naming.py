@@ -83,7 +83,7 @@ def test_words_are_suggested_where_they_fit_and_not_otherwise(run, codes: CodesF
     Path("words.txt").write_text("\n".join([*WORDS, *(f"word {i}" for i in range(296))]))
     words = ("names", "codes", "--words", "words.txt", "--vectors", "words.npy", "--quiet")
     np.save("words.npy", noise)
-    assert run(*words).out == "no dimension has a name\n"
+    assert run(*words).out == "0 of 8 dimensions have a name\n"
     np.save("words.npy", np.concatenate([CENTERS, noise[4:]]))
     assert run(*words).status == 0
     names, z = codes.names(), codes.codes().transform(codes.embeddings())

@@ -11,7 +11,7 @@ import pytest
 
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.result import Result
-from bayesncl.report.tables import compare, render, render_theory, show
+from bayesncl.report.tables import render, render_costs, render_theory, show
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,15 @@ def test_tables_fit_the_terminal_and_are_never_cut_off(
         assert sorted(table.split()) == sorted(whole.split())
 
 
-def test_compare() -> None:
-    text = compare({"a": {"params": 14_319_168, "x": 0.5}, "b": {"params": 3, "y": None}})
-    found = [line.split() for line in text.splitlines()[1:]]
-    assert found == [["params", "14,319,168", "3"], ["x", "0.500", "-"], ["y", "-", "-"]]
+def test_costs_stand_side_by_side_under_their_names_in_words() -> None:
+    one = {"params": 14_319_168, "params_by_part": {"gate": 7}, "seconds_per_step": 0.5}
+    text = render_costs({"a": one, "b": {"params": 3, "macs_per_image": None}})
+    assert [line.split() for line in text.splitlines()[1:]] == [
+        ["parameters", "14,319,168", "3"],
+        ["gate", "7", "-"],
+        ["seconds", "per", "step", "0.500", "-"],
+        ["multiply-adds", "per", "image", "-", "-"],
+    ]
 
 
 def test_the_verdict_is_printed_even_if_a_file_cannot_be_written(
