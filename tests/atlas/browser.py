@@ -109,8 +109,14 @@ class Browser:
         return self.run(f"{nodes}.map(e => Number(e.dataset[arguments[1]]))", selector, name)
 
     def type(self, name: str, *keys: str) -> None:
-        """Type into the field with the id `name`."""
-        self.find_element("id", name).send_keys(*keys)
+        """Type into the field with the id `name`; of one text, wait until it is there.
+
+        On a busy machine the driver may return before the page has seen the last key.
+        """
+        field = self.find_element("id", name)
+        field.send_keys(*keys)
+        if len(keys) == 1 and field.get_attribute("type") != "file":
+            self.wait_for("arguments[0].value.endsWith(arguments[1])", field, keys[0])
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver import ActionChains
