@@ -14,8 +14,8 @@ from bayesncl.io import is_codes, write_atomic
 if TYPE_CHECKING:
     from bayesncl.progress import Display
 
-ENCODER = "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."
-IMAGES = "A folder, an image or an array file. Default for codes: the fitted rows."
+ENCODER = "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run folder."
+IMAGES = "A folder, an image or an array file (default for codes: the fitted images)."
 FORMATS = ".npz, .csv, .parquet, .sparsevec.csv or .jsonl."
 
 
@@ -42,33 +42,33 @@ TABLE = opt("FILE", "Write a table (.csv or .parquet).", "-o", "--out", callback
 
 
 def fit(
-    source: Path = arg("SOURCE", "A folder of photos, an array file, or a run."),
+    source: Path = arg("SOURCE", "A folder of photos, an array file, or a run folder."),
     out: Path = opt("DIR", "Folder to write.", "-o", "--out", default=...),
     encoder: str | None = opt("NAME", ENCODER),
     weights: str | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
-    size: int | None = opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096),
-    mean: str | None = opt("R,G,B", "Channel means of pixels in 0-1 (default: the encoder's)."),
-    std: str | None = opt("R,G,B", "Their standard deviations (default: the encoder's)."),
+    size: int | None = opt("N", "Input size in pixels (default: the encoder's).", min=1, max=4096),
+    mean: str | None = opt("R,G,B", "Channel means, for pixels in 0-1 (default: the encoder's)."),
+    std: str | None = opt("R,G,B", "Channel standard deviations (default: the encoder's)."),
     mirror: bool | None = flag(
         "--mirror/--no-mirror", "Average each photo with its mirror image.", None
     ),
     method: str = opt(
         "NAME", "prototypes, factors, ncl, bayesncl, sae or csr.", default="prototypes"
     ),
-    components: int | None = opt("N", "Number of dimensions (default: by image count).", min=1),
+    components: int | None = opt("N", "Number of dimensions (default: set by image count).", min=1),
     active: int | None = common.ACTIVE,
     labels: Path | None = opt(
         "FILE", "Class labels for the verdict: a table with columns name and label, or .npy."
     ),
-    images: Path | None = opt("DIR", "For an array: the folder with the images of its rows."),
+    images: Path | None = opt("DIR", "For an array: folder of the images its rows describe."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
     fresh: bool = flag("--fresh", "Embed all photos again."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Fit sparse, readable codes to photos or embeddings.
 
-    A code describes an image by a few strong dimensions, which you can look at and name in the
-    atlas. Prints a verdict: how readable the dimensions are.
+    A code describes an image with a few strong dimensions, which you can look at and name in the
+    atlas. Prints a verdict on how readable the dimensions are.
     """
     display = common.open_display(quiet)
     from bayesncl.codes.encoders import Request
@@ -101,12 +101,12 @@ def embed(
     out: Path = out_file("FILE", FORMATS, "-o", "--out", default=Path("embedding.npz")),
     active: int | None = common.ACTIVE,
     ungated: bool = flag("--ungated", "For a run: write the features before the gates."),
-    names: Path | None = opt("FILE", "Names of the columns (default: RUN/names.json)."),
+    names: Path | None = opt("FILE", "A names.json with column names (default: RUN/names.json)."),
     long: bool = flag("--long", "Write one row per image and active dimension."),
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Write features or codes of images to a file."""
+    """Write the features or codes of images to a file."""
     display = common.open_display(quiet)
     from bayesncl.codes.embed import embed_images
     from bayesncl.codes.open import load
@@ -132,7 +132,7 @@ def export(
 ) -> None:  # fmt: skip
     """Export a run or codes to ONNX.
 
-    Prints the largest difference between the file's output and torch's.
+    Prints the largest difference between the outputs of the file and of torch.
     """
     display = common.open_display(quiet)
     from bayesncl.codes.export import export as export_model
@@ -148,7 +148,7 @@ def export(
 def atlas(
     runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
     features: Path | None = opt(
-        "FILE.npz", "Instead of runs: arrays z [N, D], images [N, H, W, 3], optionally y [N]."
+        "FILE.npz", "Instead of RUN: arrays z [N, D], images [N, H, W, 3], optionally y [N]."
     ),
     data: str | None = common.DATA,
     out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
@@ -192,7 +192,7 @@ def quiz(
 ) -> None:
     """Merge the atlas quiz results of several people.
 
-    Prints the accuracy per method and dimension.
+    Prints how often the odd image was found, by run and dimension.
     """
     from bayesncl.atlas.quiz import join_quizzes, render_quiz
     from bayesncl.measure.result import to_json
@@ -225,14 +225,14 @@ def audit(
 def find(
     codes: Path = common.CODES,
     photo: Path | None = arg("PHOTO", "Find images similar to this one.", None),
-    name: list[str] | None = opt("NAME", "Strong in this dimension: a name, or z17. Repeatable."),
-    without: list[str] | None = opt("NAME", "Weak in this dimension. Repeatable."),
+    name: list[str] | None = opt("NAME", "Strong in this dimension (a name or z17). Repeatable."),
+    without: list[str] | None = opt("NAME", "Weak in this dimension; needs --name. Repeatable."),
     n: int = opt("N", "Images to print.", "-n", default=50, min=1),
     out: Path | None = TABLE,
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Search the images of codes by a similar photo or by dimensions."""
+    """Search the fitted images by a similar photo or by dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
     from bayesncl.jobs.find import Match, find_images
@@ -269,14 +269,14 @@ def compare(
 def explain(
     codes: Path = common.CODES,
     labels: Path | None = opt(
-        "FILE", "A table with columns name and label, or .npy (default: labels of CODES)."
+        "FILE", "A table with columns name and label, or .npy (default: the labels in CODES)."
     ),
     groups: Path | None = opt(
-        "FILE", "A second label per image, such as its background: adds accuracy by group."
+        "FILE", "A second label per image, such as its background; adds worst-group accuracy."
     ),
     without: list[str] | None = opt("NAME", "A dimension to switch off. Repeatable."),
     image: str | None = opt("NAME", "Explain the classifier's decision on this image."),
-    n: int = opt("N", "Dimensions to print, for and against.", "-n", default=5, min=0),
+    n: int = opt("N", "Dimensions to print for and against each class.", "-n", default=5, min=0),
     out: Path | None = TABLE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Show which dimensions a linear classifier relies on.
@@ -301,14 +301,14 @@ def explain(
 def names(
     codes: Path = common.CODES,
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
-    from_labels: bool = flag("--from-labels", "Suggest the class each dimension is about."),
+    from_labels: bool = flag("--from-labels", "Suggest a class for each readable dimension."),
     old: Path | None = opt("CODES", "Move names from other codes of the same images.", "--from"),
-    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm classifier."),
-    words: Path | None = opt("FILE", "Suggest from these words, one per line."),
-    vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),
+    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm encoder."),
+    words: Path | None = opt("FILE", "Suggest words from this list, one per line."),
+    vectors: Path | None = opt("FILE.npy", "Embeddings of the words, one row per word."),
     quiet: bool = common.QUIET,
 ) -> None:
-    """Show, merge or suggest names of dimensions."""
+    """Show, merge, move or suggest names of dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.encoders import read_classifier
     from bayesncl.codes.folder import CodesFolder

@@ -24,15 +24,15 @@ LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", defau
 def evaluate(
     run: Path = common.TRAINED, data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "The same recipe run with another seed: adds stability."),
+    again: Path | None = opt("RUN", "The same recipe with another seed; adds stability."),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Measure how readable the dimensions of a run or codes are.
+    """Measure how readable the dimensions of a run or of codes are.
 
-    Prints a verdict and saves every measure as RUN/evaluation.json.
+    Prints a verdict and saves all measures in RUN/evaluation.json.
     """
     display = common.open_display(quiet)
     from bayesncl import distributed
@@ -106,9 +106,9 @@ def evaluate_run(
 def measure(
     features: Path = arg("FILE", "An array file (z [N, D], optionally y [N]) or codes from `fit`."),
     labels: Path | None = opt("FILE", "Labels of the rows: a table with a column label, or .npy."),
-    embeddings: Path | None = opt("FILE", "Embeddings by a second encoder, to judge by as well."),
+    embeddings: Path | None = opt("FILE", "Embeddings from a second encoder, as another judge."),
     factor: list[str] | None = opt(
-        "NAME=FILE", "Labels of a further factor: adds how codes separate factors. Repeatable."
+        "NAME=FILE", "Labels of another factor; adds how codes separate factors. Repeatable."
     ),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
@@ -146,12 +146,12 @@ def cost(
     recipes: list[str] = arg("RECIPE", "One or more recipes."),
     data: str | None = opt("DIR", "Also time a whole run on these images."),
     changes: list[str] | None = common.CHANGES,
-    timed: bool = flag("--time", "Also measure seconds and peak memory of a step."),
+    timed: bool = flag("--time", "Also measure the time and peak memory of a step."),
     device: str = common.DEVICE, json: Path | None = common.JSON,
 ) -> None:  # fmt: skip
-    """Count parameters and operations of a recipe.
+    """Count the parameters and operations of a recipe's model.
 
-    Counts multiply-adds per image as the paper does.
+    Counts multiply-adds per image, as the paper does.
     """
     from bayesncl.device import find_device
     from bayesncl.measure.result import to_json
@@ -165,16 +165,16 @@ def cost(
 
 
 def reproduce(
-    name: str | None = arg("NAME", "A table or figure, or all (default: list them).", None),
+    name: str | None = arg("NAME", "A table, a figure or all (default: list them).", None),
     listing: bool = flag("--list", "List experiments, runs and costs."),
     scale: str = opt("NAME", "paper, or smoke: tiny runs, a minute on a CPU.", default="paper"),
     data: str | None = common.DATA,
     results: Path = LEDGER,
     pages: Path | None = opt("DIR", "Write the results page into this folder."),
     dry: bool = flag("--dry-run", "Show the ledger's results; write nothing."),
-    seeds: str = opt("0,1,2", "Seeds, instead of the experiment's own.", default=""),
+    seeds: str = opt("0,1,2", "Seeds to use instead of the experiment's own.", default=""),
     changes: list[str] | None = common.CHANGES,
-    keep_weights: Path | None = out_folder("Keep the trained runs, with weights, in this folder."),
+    keep_weights: Path | None = out_folder("Keep the run folders, with weights, in this folder."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Reproduce a table or figure of the paper.
@@ -201,7 +201,7 @@ def record(
 ) -> None:  # fmt: skip
     """Add a finished run to the ledger of recorded runs.
 
-    If the run has an entry, adds the measures missing there.
+    If the run is already recorded, adds the measures that its entry lacks.
     """
     display = common.open_display(quiet)
     from bayesncl.device import find_device

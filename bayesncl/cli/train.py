@@ -52,13 +52,13 @@ DEMO_PIXELS = 64  # side of a crop on the page, twice the side in training
 def demo(
     out: Path = out_folder("Folder to write.", default=Path("runs/demo")),
     changes: list[str] | None = common.CHANGES,
-    open_browser: bool = flag("--open/--no-open", "Open the page in a browser.", True),
+    open_browser: bool = flag("--open/--no-open", "Open the atlas in a browser.", True),
     quiet: bool = common.QUIET,
 ) -> None:
     """Run everything once on built-in photographs.
 
-    Trains a small encoder, fits codes to its embeddings and opens their atlas. Takes a minute on
-    two cores.
+    Trains a small encoder, fits codes to its embeddings and opens the atlas, a page that shows the
+    dimensions. Takes about a minute on two cores.
     """
     recipe = find_recipe("textures-cl", changes)
     display = common.open_display(quiet)
@@ -108,7 +108,7 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     return page
 
 
-def recipes(name: str | None = arg("RECIPE", "Explain this recipe.", None)) -> None:
+def recipes(name: str | None = arg("RECIPE", "Show every field of this recipe.", None)) -> None:
     """List all recipes, or every field of one."""
     print(LISTING if name is None else explain_recipe(find_recipe(name)))
 
@@ -135,11 +135,11 @@ def train(
     data: str | None = common.DATA,
     epochs: int | None = opt("N", "Number of epochs."),
     batch: int | None = opt("N", "Images per step."),
-    size: int | None = opt("N", "Side of a view in pixels."),
+    size: int | None = opt("N", "Side of the training views in pixels."),
     backbone: str | None = opt("NAME", "resnet18, resnet50, small, medium, or timm:NAME."),
     changes: list[str] | None = common.CHANGES,
     out: Path | None = out_folder("Run folder (default: runs/RECIPE, then RECIPE-2, ...)."),
-    tensorboard: bool = flag("--tensorboard", "Log to TensorBoard too."),
+    tensorboard: bool = flag("--tensorboard", "Also log to TensorBoard."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Train an encoder with a recipe.
@@ -176,8 +176,8 @@ def resume(
     """Continue a run that was stopped or killed.
 
     The result is the same as without the interruption (on a GPU, up to rounding).
-    `--set run.epochs=N` trains longer: from here on, the learning rates are those of a run of N
-    epochs.
+    `--set run.epochs=N` trains longer: from then on, the learning rate follows the schedule of an
+    N-epoch run.
     """
     display = common.open_display(quiet)
     from bayesncl import distributed
@@ -207,7 +207,7 @@ def views(
     out: Path = out_file("FILE.png", "File to write.", "-o", "--out", default=Path("views.png")),
     count: int = opt("N", "Number of images.", default=12, min=1, max=64),
 ) -> None:  # fmt: skip
-    """Draw augmented views of some images as a PNG file."""
+    """Draw augmented views of a few images as a PNG file."""
     display = common.open_display()
     import torch
 

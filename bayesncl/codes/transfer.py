@@ -1,4 +1,4 @@
-"""Names that stay: they move to the matching dimensions when codes are fitted again."""
+"""Move names to the matching dimensions when codes are fitted again."""
 
 from typing import NamedTuple
 
