@@ -38,7 +38,8 @@ class Command(TyperCommand):
 
 
 app = typer.Typer(
-    help="Sparse, nameable features from any image encoder.\n\nStart with `bayesncl demo`.",
+    help="Sparse, nameable features from any image encoder.\n\nStart with `bayesncl demo`. "
+    "`train` trains an encoder and writes a run; `fit` writes codes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -50,7 +50,7 @@ def fit(
     mean: str | None = opt("R,G,B", "Channel means, for pixels in 0-1 (default: the encoder's)."),
     std: str | None = opt("R,G,B", "Channel standard deviations (default: the encoder's)."),
     mirror: bool | None = flag(
-        "--mirror/--no-mirror", "Average each photo with its mirror image.", None
+        "--mirror/--no-mirror", "Average the embeddings of each photo and its mirror image.", None
     ),
     method: str = opt(
         "NAME", "prototypes, factors, ncl, bayesncl, sae or csr.", default="prototypes"
@@ -100,7 +100,7 @@ def embed(
     images: Path | None = arg("IMAGES", IMAGES, None),
     out: Path = out_file("FILE", FORMATS, "-o", "--out", default=Path("embedding.npz")),
     active: int | None = common.ACTIVE,
-    ungated: bool = flag("--ungated", "For a run: write the features before the gates."),
+    ungated: bool = flag("--ungated", "For a run: write the features before gating."),
     names: Path | None = opt("FILE", "A names.json with column names (default: RUN/names.json)."),
     long: bool = flag("--long", "Write one row per image and active dimension."),
     encoder: str | None = common.ENCODER_AGAIN,
@@ -225,8 +225,12 @@ def audit(
 def find(
     codes: Path = common.CODES,
     photo: Path | None = arg("PHOTO", "Find images similar to this one.", None),
-    name: list[str] | None = opt("NAME", "Strong in this dimension (a name or z17). Repeatable."),
-    without: list[str] | None = opt("NAME", "Weak in this dimension; needs --name. Repeatable."),
+    name: list[str] | None = opt(
+        "NAME", "Find images strong in this dimension (a name or z17). Repeatable."
+    ),
+    without: list[str] | None = opt(
+        "NAME", "With --name: rank images strong in this dimension lower. Repeatable."
+    ),
     n: int = opt("N", "Images to print.", "-n", default=50, min=1),
     out: Path | None = TABLE,
     encoder: str | None = common.ENCODER_AGAIN,

@@ -63,7 +63,7 @@ ENCODER_AGAIN = opt(
 JSON = out_file("FILE", "Write the results as JSON.")
 CSV = out_file("FILE", "Write the results as CSV.")
 MARKDOWN = out_file("FILE", "Write the results as a Markdown table.")
-PAPER_PROBE = flag("--paper-probe", "Add the paper's 50-epoch linear probe (minutes).")
+PAPER_PROBE = flag("--paper-probe", "Add the paper's 50-epoch linear probe (takes minutes).")
 BACKGROUND = opt("DIR", "Add background probes on a dataset like Waterbirds.")
 EVERYTHING = flag("--all", "Print every measure after the verdict.")
 

@@ -55,7 +55,7 @@ def demo(
     open_browser: bool = flag("--open/--no-open", "Open the atlas in a browser.", True),
     quiet: bool = common.QUIET,
 ) -> None:
-    """Run everything once on built-in photographs.
+    """Try the whole workflow on built-in photographs.
 
     Trains a small encoder, fits codes to its embeddings and opens the atlas, a page that shows the
     dimensions. Takes about a minute on two cores.
