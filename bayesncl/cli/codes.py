@@ -162,7 +162,7 @@ def atlas(
     port: int = opt("N", "Port for --serve; 0 picks a free one.", default=8000),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Build a web page that shows what each dimension means."""
+    """Build a web page that shows the images behind each dimension."""
     display = common.open_display(quiet)
     from bayesncl.atlas.build import pack
     from bayesncl.atlas.server import serve as serve_folder
