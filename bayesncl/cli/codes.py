@@ -53,9 +53,12 @@ def fit(
         "--mirror/--no-mirror", "Average the embeddings of each photo and its mirror image.", None
     ),
     method: str = opt(
-        "NAME", "prototypes, factors, ncl, bayesncl, sae or csr.", default="prototypes"
+        "NAME", "prototypes, factors, ncl, bayesncl, sae or csr; see docs/embeddings.md.",
+        default="prototypes",
     ),
-    components: int | None = opt("N", "Number of dimensions (default: set by image count).", min=1),
+    components: int | None = opt(
+        "N", "Number of dimensions (default: about 4 sqrt(number of images)).", min=1
+    ),
     active: int | None = common.ACTIVE,
     labels: Path | None = opt(
         "FILE", "Class labels for the verdict: a table with columns name and label, or .npy."
@@ -101,12 +104,12 @@ def embed(
     out: Path = out_file("FILE", FORMATS, "-o", "--out", default=Path("embedding.npz")),
     active: int | None = common.ACTIVE,
     ungated: bool = flag("--ungated", "For a run: write the features before gating."),
-    names: Path | None = opt("FILE", "A names.json with column names (default: RUN/names.json)."),
+    names: Path | None = opt("FILE", "A names.json with column names (default: the one in MODEL)."),
     long: bool = flag("--long", "Write one row per image and active dimension."),
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Write the features or codes of images to a file."""
+    """Encode images and write the result to a file."""
     display = common.open_display(quiet)
     from bayesncl.codes.embed import embed_images
     from bayesncl.codes.open import load
@@ -146,19 +149,19 @@ def export(
 
 
 def atlas(
-    runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
+    runs: list[Path] | None = arg("MODEL", "Run folders, model files or codes from `fit`.", None),
     features: Path | None = opt(
-        "FILE.npz", "Instead of RUN: arrays z [N, D], images [N, H, W, 3], optionally y [N]."
+        "FILE.npz", "Instead of MODEL: arrays z [N, D], images [N, H, W, 3], optionally y [N]."
     ),
     data: str | None = common.DATA,
-    out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
+    out: Path | None = out_folder("Folder to write (default: MODEL/atlas).", "-o", "--out"),
     max_images: int = opt("N", "Show at most N images.", default=10_000, min=1),
     heat: bool = flag("--heat", "For codes: add heat maps (encodes all photos again)."),
     encoder: str | None = common.ENCODER_AGAIN,
     audit: bool = flag("--audit", "For codes: run `audit` and show its findings."),
     single_file: Path | None = out_file("OUT.html", "Also write the page as one HTML file."),
     small: bool = flag("--small", "With --single-file: leave out the large pictures."),
-    serve: bool = flag("--serve", "Serve the page locally and save names in RUN."),
+    serve: bool = flag("--serve", "Serve the page locally and save names in MODEL."),
     port: int = opt("N", "Port for --serve; 0 picks a free one.", default=8000),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip

@@ -32,7 +32,7 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Measure how readable the dimensions of a run or of codes are.
 
-    Prints a verdict and saves all measures in RUN/evaluation.json.
+    Prints a verdict and saves all measures in MODEL/evaluation.json.
     """
     display = common.open_display(quiet)
     from bayesncl import distributed

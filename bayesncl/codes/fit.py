@@ -73,7 +73,7 @@ def fit(
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    fitted = f"the {len(rows):,} rows they were fitted on"
+    fitted = f"the {len(rows):,} fitted rows"
     judged = f"{rows.held:,} held-out rows" if rows.held else fitted
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
