@@ -135,7 +135,7 @@ def export(
 ) -> None:  # fmt: skip
     """Export a run or codes to ONNX.
 
-    Prints the largest difference between the outputs of the file and of torch.
+    Prints the largest difference between the ONNX and torch outputs.
     """
     display = common.open_display(quiet)
     from bayesncl.codes.export import export as export_model
@@ -232,14 +232,14 @@ def find(
         "NAME", "Find images strong in this dimension (a name or z17). Repeatable."
     ),
     without: list[str] | None = opt(
-        "NAME", "With --name: rank images strong in this dimension lower. Repeatable."
+        "NAME", "With --name: penalize images strong in this dimension. Repeatable."
     ),
     n: int = opt("N", "Images to print.", "-n", default=50, min=1),
     out: Path | None = TABLE,
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Search the fitted images by a similar photo or by dimensions."""
+    """Search the fitted images by photo or by dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.open import PhotoCodes
     from bayesncl.jobs.find import Match, find_images
@@ -310,7 +310,7 @@ def names(
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
     from_labels: bool = flag("--from-labels", "Suggest a class for each readable dimension."),
     old: Path | None = opt("CODES", "Move names from other codes of the same images.", "--from"),
-    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm encoder."),
+    from_classifier: bool = flag("--from-classifier", "Suggest the timm model's output classes."),
     words: Path | None = opt("FILE", "Suggest words from this list, one per line."),
     vectors: Path | None = opt("FILE.npy", "Embeddings of the words, one row per word."),
     quiet: bool = common.QUIET,

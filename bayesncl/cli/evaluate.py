@@ -24,7 +24,7 @@ LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", defau
 def evaluate(
     run: Path = common.TRAINED, data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "A run of the same recipe with another seed; adds stability."),
+    again: Path | None = opt("RUN", "A run of this recipe with another seed; measures stability."),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
@@ -106,9 +106,9 @@ def evaluate_run(
 def measure(
     features: Path = arg("FILE", "An array file (z [N, D], optionally y [N]) or codes from `fit`."),
     labels: Path | None = opt("FILE", "Labels of the rows: a table with a column label, or .npy."),
-    embeddings: Path | None = opt("FILE", "Also judge by these embeddings from a second encoder."),
+    embeddings: Path | None = opt("FILE", "Also judge features by a second encoder's embeddings."),
     factor: list[str] | None = opt(
-        "NAME=FILE", "Labels of another factor; measures how codes separate factors. Repeatable."
+        "NAME=FILE", "Labels of another factor; shows how well codes separate factors. Repeatable."
     ),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
