@@ -12,7 +12,7 @@ import bayesncl
 from bayesncl.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")]
 CODE = re.compile(r"^```.*?^```$|^ {4}[^\n]*$|`[^`\n]+`", re.M | re.S)
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
