@@ -53,8 +53,8 @@ def test_notes_break_between_words_on_a_terminal_only(capsys: pytest.CaptureFixt
 
 
 def test_paths_and_shares_are_not_broken() -> None:
-    path, lines = "a/long/path/of/forty/characters/or-so/it", wrap("5 of 6 % in 7 s", 10).split("\n")
-    assert lines == ["5 of 6 %", "in 7 s"]
+    path, lines = "a/long/path/of/forty/characters/or-so/it", wrap("5 of 6 % in 7 s", 7).split("\n")
+    assert lines == ["5 of", "6 % in", "7 s"]
     assert wrap(f"see {path}", 20, "- ", "  ").split("\n") == ["- see", f"  {path}"]
 
 
