@@ -28,12 +28,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import InputError, ReadableCodes
-from bayesncl.codes import preprocess
 from bayesncl.codes.estimator import choose_neighbors
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.inputs import read_embeddings
 from bayesncl.io import write_atomic
-from bayesncl.measure import coverage
+from bayesncl.measure import coverage, preprocess
 from bayesncl.measure import topk as kept
 from bayesncl.measure.columns import stability
 from bayesncl.measure.interpretability import interpretability

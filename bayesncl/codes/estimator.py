@@ -24,7 +24,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bayesncl.codes.factors import MAX_ROWS, find_axes
-from bayesncl.codes.preprocess import (
+from bayesncl.data.images import Progress, spread_evenly
+from bayesncl.device import find_device
+from bayesncl.errors import InputError, as_input_error, import_extra
+from bayesncl.inputs import as_numpy
+from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
+from bayesncl.measure.neighbors import nearest
+from bayesncl.measure.preprocess import (
     Moments,
     load_rows,
     measure_moments,
@@ -33,12 +39,6 @@ from bayesncl.codes.preprocess import (
     restore,
     unit_length,
 )
-from bayesncl.data.images import Progress, spread_evenly
-from bayesncl.device import find_device
-from bayesncl.errors import InputError, as_input_error, import_extra
-from bayesncl.inputs import as_numpy
-from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
-from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
 from bayesncl.method.lars import Light, warmup_cosine
@@ -208,6 +208,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
         moments = measure_moments(source, chosen)
+        if not moments.scale.any():
+            raise InputError(f"all {n} rows of X are the same")
         rows = load_rows(source, chosen, moments, device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone

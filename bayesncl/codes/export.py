@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from bayesncl.codes.encoders import METADATA_KEY, View, open_session, pool, view_of
 from bayesncl.codes.open import PhotoCodes
-from bayesncl.codes.preprocess import prepare
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.io import check_output_file, write_atomic
+from bayesncl.measure.preprocess import prepare
 from bayesncl.method.encoder import Encoder
 
 TOLERANCE = 1e-4  # largest difference from torch, relative to the largest entry if above 1

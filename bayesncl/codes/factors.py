@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesncl.codes.preprocess import prepare
 from bayesncl.data.images import spread_evenly
 from bayesncl.measure.neighbors import nearest
+from bayesncl.measure.preprocess import prepare
 from bayesncl.method.heads import without_axes
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from bayesncl.codes.encoders import View, pool, probe_images, view_of
 from bayesncl.codes.open import PhotoCodes
-from bayesncl.codes.preprocess import Moments, prepare
 from bayesncl.data.decode import Square
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import InputError
+from bayesncl.measure.preprocess import Moments, prepare
 from bayesncl.method.encoder import Encoder, center_crop, in_eval_mode
 from bayesncl.method.heads import Features, Head, Prototypes
 from bayesncl.method.losses import unit_rows

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.preprocess import load_rows
 from bayesncl.data.images import spread_evenly
+from bayesncl.measure.preprocess import load_rows
 
 MAX_ROWS = 20_000  # fitted rows that the covariance is computed from, spread evenly
 CPU = torch.device("cpu")

@@ -16,7 +16,6 @@ from bayesncl.errors import InputError, as_input_error
 from bayesncl.inputs import as_features, read_embeddings
 from bayesncl.io import read_json
 from bayesncl.measure.figures import readable
-from bayesncl.measure.labelfree import prepare
 from bayesncl.measure.topk import TOP, strongest_images
 
 MAX_ROWS = 50_000  # rows that names are found on, spread evenly
@@ -35,7 +34,8 @@ def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, fl
 
 def directions(z: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Unit directions [D, F]: mean of the centered embeddings x, weighted by z squared."""
-    return normalize((z.T**2) @ prepare(x, len(z)))
+    e = normalize(np.asarray(x, np.float32))
+    return normalize((z.T**2) @ normalize(e - e.mean(0)))
 
 
 def name_by_words(

@@ -171,14 +171,15 @@ def _clearest(codes: np.ndarray, index: np.ndarray, labels: np.ndarray, names: A
 
 
 def _full_precision(
-    codes: np.ndarray, embeddings: Any, centered: Any, index: np.ndarray, seed: int
+    codes: np.ndarray, embeddings: Any, prepared: Any, index: np.ndarray, seed: int
 ) -> Tree:
-    """Precision@5 of the full embeddings, as given or centered, or of all dimensions of the codes.
+    """Precision@5 of the full embeddings, as given or prepared, or of all dimensions of the codes.
 
-    Rows that differ in length do better as given, those with a large common mean centered.
+    Rows that differ in length do better as given, those with a large common mean or with outlier
+    columns do better prepared.
     """
     asked = draw_queries(len(index), QUERIES, seed)
     ways, what = [codes], "all dimensions"
     if embeddings is not None:
-        ways, what = [as_features(embeddings), centered], "the whole embedding"
+        ways, what = [as_features(embeddings), prepared], "the whole embedding"
     return {"p5": max(retrieval(way, index, ks=(5,), queries=asked)[5] for way in ways), "of": what}

@@ -1,8 +1,8 @@
 """Measures of dimensions without labels: how alike are the images a dimension fires on?
 
 Embeddings [N, F] of the images judge that, best of an encoder other than the one behind the codes.
-They are centered, because embeddings of many encoders share a large mean that makes all images
-alike, and normalized, because a few long rows would decide that mean.
+They are prepared as for a head: without centering, a large common mean makes all images alike, and
+without scaling, a few outlier columns decide every cosine.
 """
 
 import math
@@ -16,12 +16,12 @@ import torch
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
+from bayesncl.measure import preprocess
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import active, blocks, lengths, unit_codes
+from bayesncl.measure.rows import active, blocks, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import unit_rows
 
-MIN_DIRECTION_COLUMNS = 16  # of fewer columns the direction says too little: rows keep their length
 POOL = 20  # strongest images from which the four of an intruder test are drawn
 DUPLICATE = 0.98  # cosine from which two images are near duplicates
 TRIALS = 4  # intruder tests per dimension
@@ -30,13 +30,12 @@ INTRUDER_CHANCE = 0.2
 
 
 def prepare(embeddings: Array, count: int) -> np.ndarray:
-    """Embeddings float32 [N, F]: unit length (from 16 columns), centered, unit length again."""
-    e = torch.from_numpy(as_features(embeddings).astype(np.float32))
-    if len(e) != count:
-        raise InputError(f"{len(e)} embeddings for {count} rows of features")
-    lengths(e.numpy())  # raises for NaN and infinity
-    e = unit_rows(e) if e.shape[1] >= MIN_DIRECTION_COLUMNS else e
-    return unit_rows(e - e.mean(0)).numpy()
+    """Embeddings float32 [N, F], prepared as for a head, of unit length; [N, F + 1] for small F."""
+    x, every = as_features(embeddings), np.arange(count)
+    if len(x) != count:
+        raise InputError(f"{len(x)} embeddings for {count} rows of features")
+    moments = preprocess.measure_moments(x, every)
+    return unit_rows(preprocess.load_rows(x, every, moments, torch.device("cpu"))).numpy()
 
 
 def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:

@@ -20,9 +20,10 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import bayesncl
 from bayesncl import inputs
-from bayesncl.codes import estimator, preprocess
+from bayesncl.codes import estimator
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.errors import InputError
+from bayesncl.measure import preprocess
 from bayesncl.method.heads import HEADS
 
 METHODS = list(HEADS)

@@ -348,11 +348,15 @@ def test_partial_labels_are_not_used(run, tmp_path: Path) -> None:
     assert CodesFolder("r").rows().labels is None
 
 
+@pytest.mark.parametrize("outliers", [0, 3])
 @pytest.mark.parametrize("held", [0, 60])
-def test_noise_is_not_readable(held: int) -> None:
+def test_noise_is_not_readable(held: int, outliers: int) -> None:
+    """Groups are, however large the noise in a few columns."""
     rng = np.random.default_rng(2)
     names = tuple(map(str, range(200)))
     noise, groups = rng.normal(size=(200, 24)), clusters(200, 24, 8)[0]
+    large = 30 * rng.normal(size=(200, outliers))
+    noise, groups = np.hstack([noise, large]), np.hstack([groups, large])
     for x, least, most in ((noise, 0, 0.2), (groups, 0.8, 1)):
         codes = bayesncl.ReadableCodes(32, random_state=0).fit(x[: len(x) - held])
         z, labels, given = judging_data(codes, x, Rows(names, held=held))

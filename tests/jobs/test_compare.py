@@ -11,8 +11,8 @@ import torch
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import SHRINKAGE, Novelty, entropy
-from bayesncl.codes.preprocess import prepare
 from bayesncl.jobs.compare import deviations, usage
+from bayesncl.measure.preprocess import prepare
 from tests.conftest import unit_length
 
 RNG = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """Rows of embeddings, read in blocks and prepared for comparison by cosine.
 
+Heads see rows like this, and the measures without labels judge codes by rows like this.
+
 Rows are scaled to unit length: models give lengths that differ by orders of magnitude and carry no
 content. Columns are centered, and columns whose deviation exceeds the median are scaled down to it,
 so that no outlier coordinate dominates. (Scaling every column to unit deviation gives worse
@@ -18,8 +20,8 @@ from torch import Tensor
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import check_memory
-from bayesncl.measure.labelfree import MIN_DIRECTION_COLUMNS
 
+MIN_DIRECTION_COLUMNS = 16  # of fewer columns the direction says too little: rows keep their length
 BYTES_PER_BLOCK = 64 << 20
 
 
@@ -27,7 +29,7 @@ class Moments(NamedTuple):
     """Center and scale of the columns, float64 [F]."""
 
     mean: Tensor
-    scale: Tensor  # 0 for constant columns
+    scale: Tensor  # 0 for constant columns, which may be all
 
     @property
     def width(self) -> int:
@@ -52,8 +54,6 @@ def measure_moments(source: np.ndarray, chosen: np.ndarray) -> Moments:
         count += n
     deviation = (squares / count).sqrt()
     varies = deviation > 1e-6 * mean.abs() + torch.finfo(torch.float64).tiny  # more than rounding
-    if not bool(varies.any()):
-        raise InputError(f"all {count} rows of X are the same")
     least = deviation[varies].median() if width >= MIN_DIRECTION_COLUMNS else 0.0
     scale = torch.where(varies, 1 / deviation.clamp_min(least), 0.0)
     return Moments(mean, scale)
