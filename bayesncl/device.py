@@ -4,15 +4,26 @@ import torch
 
 from bayesncl.errors import InputError
 
+_default = "auto"  # of this process
+
+
+def set_default_device(name: str) -> None:
+    """Let ``auto`` stand for the device of this name, for all that this process computes."""
+    global _default
+    _default = name
+
 
 def find_device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device of that name; ``auto`` (or None) is the current GPU if there is one, else the CPU.
+    """The device of that name; ``auto`` (or None) is the default.
 
+    Without `set_default_device`, that is the current GPU if there is one, else the CPU.
     ``cuda:N`` also becomes torch's current GPU. ``mps`` is only used when asked for by name.
     """
     if isinstance(name, torch.device):
         return name
     if name is None or name == "auto":
+        name = _default
+    if name == "auto":
         name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bayesncl import device
 from bayesncl.cli import app as cli
 from tests.conftest import TINY
 
@@ -25,6 +26,7 @@ def call(*words: object) -> int:
     """Call a command in this process; return its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bayesncl", *map(str, words)])
+        patch.setattr(device, "_default", "auto")  # --device sets it
         with pytest.raises(SystemExit) as left:
             cli.main()
     return int(left.value.code or 0)

@@ -46,6 +46,15 @@ def out_folder(help: str, *names: str, default: Path | None = None) -> Any:
     return opt("DIR", help, *names, default=default, callback=check_output_folder)
 
 
+def choose_device(name: str) -> str:
+    """Compute everything on this device, measures included."""
+    if name != "auto":
+        from bayesncl.device import set_default_device
+
+        set_default_device(name)
+    return name
+
+
 RECIPE = arg("RECIPE", "A name (see `bayesncl recipes`) or a recipe.json.")
 RUN = arg("RUN", "A run folder.")
 CODES = arg("CODES", "A folder from `bayesncl fit`.")
@@ -54,7 +63,7 @@ DATA = opt("DIR", "Folder with the images.", "--data")
 CHANGES = opt(
     "PART.FIELD=VALUE", "Change a recipe field; see `bayesncl recipes RECIPE`. Repeatable.", "--set"
 )
-DEVICE = opt("NAME", "auto, cpu, cuda, cuda:N or mps.", default="auto")
+DEVICE = opt("NAME", "auto, cpu, cuda, cuda:N or mps.", default="auto", callback=choose_device)
 QUIET = flag("--quiet", "Show warnings and results only.")
 ACTIVE = opt("N", "Keep only the N strongest dimensions per image.", min=1)
 ENCODER_AGAIN = opt(

@@ -44,7 +44,7 @@ def evaluate(
     if is_codes(run):
         common.refuse_for_codes(
             run, again=again, plots=plots, paper_probe=paper_probe, data=data,
-            background=background, device=device != "auto",
+            background=background,
         )  # fmt: skip
         result = measure_codes(run, spectrum=True, **options)
     else:
