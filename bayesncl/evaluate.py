@@ -64,7 +64,7 @@ def measure_file(
     untrained head; `again` [N, D], codes of another seed; `y_NAME` [N], a further factor; `swapped`
     [N, D], codes of the same objects on another background; `groups` [D] of the dimensions.
     """
-    features, names, labels = inputs.read_embeddings(Path(path), named=labels_path is not None)
+    features, names, labels, _ = inputs.read_embeddings(Path(path), labels_path is not None)
     held = inputs.array_names(path)
     plain = ("e", "h", "y_coarse", "control", "again", "swapped", "groups")
     further = sorted(name for name in held if name.startswith("y_") and name != "y_coarse")
@@ -78,7 +78,7 @@ def measure_file(
     factors = {name[2:]: arrays[name] for name in further}
     factors |= read_factors(factor_paths or {}, names, len(features))
     if embeddings_path is not None:
-        arrays["e"] = inputs.read_embeddings(Path(embeddings_path), named=False)[0]
+        arrays["e"] = inputs.read_embeddings(Path(embeddings_path), named=False).z
     given: Tree = {
         "embeddings": arrays.get("e", arrays.get("h")),
         "second": "e" in arrays,

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -42,7 +42,7 @@ def read_arrays(
     """The arrays of a file with these names; a missing `needed` array raises InputError.
 
     The array of a .npy file gets the first of `names` and is memory-mapped. A table has the arrays
-    z [N, D], y [N] and names [N], see `NAME_COLUMNS`.
+    z [N, D], columns [D], y [N] and names [N], see `NAME_COLUMNS`.
     """
     with _open_arrays(path, names[0]) as arrays:
         if missing := [name for name in needed if name not in arrays]:
@@ -59,10 +59,17 @@ def array_names(path: str | Path) -> set[str]:
         return set(arrays)
 
 
-def read_embeddings(
-    path: Path, named: bool = True
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Embeddings [N, F] of a file, with names [N] and labels [N] of its rows where it has them.
+class Embeddings(NamedTuple):
+    """Embeddings of a file, and what it says of their rows and columns."""
+
+    z: np.ndarray  # [N, F]
+    names: np.ndarray | None  # [N]
+    labels: np.ndarray | None  # [N]
+    columns: np.ndarray | None  # [F], distinct
+
+
+def read_embeddings(path: Path, named: bool = True) -> Embeddings:
+    """Embeddings of a file, with names and labels of its rows and names of its columns, if any.
 
     The labels of a .npy file are y.npy beside it. Labels become words where the file has
     `class_names`. Names are skipped unless `named`: some files hold one per class.
@@ -71,6 +78,7 @@ def read_embeddings(
     with _open_arrays(path) as arrays:
         z = _find_features(path, arrays)
         names = find_column(arrays, NAMES) if named else None
+        columns = _column_names(arrays, z)
         labels = find_column(arrays, LABELS)
         if labels is not None and "class_names" in arrays:
             # Numbers will do if the names are pickled or too few.
@@ -86,7 +94,7 @@ def read_embeddings(
         if column is not None and column.shape != z.shape[:1]:
             shapes = f"embeddings {list(z.shape)}, but {what} {list(column.shape)}"
             raise InputError(f"{path}: {shapes}")
-    return z, names, labels
+    return Embeddings(z, names, labels, columns)
 
 
 def find_column(arrays: Mapping[str, Any], names: Sequence[str]) -> np.ndarray | None:
@@ -275,7 +283,7 @@ def _contents(arrays: Mapping[str, Any]) -> str:
 
 def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
     """The embeddings: by name, or else the only array that can be meant."""
-    others = [name for name in arrays if name not in (*LABELS, *NAMES, "class_names")]
+    others = [name for name in arrays if name not in (*LABELS, *NAMES, "class_names", "columns")]
     known = [name for name in FEATURES if name in arrays]
     if not known and len(others) != 1:
         expected = f"expected an array named {', '.join(FEATURES[:4])}; {_contents(arrays)}"
@@ -285,6 +293,17 @@ def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
     if z.ndim > 2 and 0 < z.size == len(z) * width:
         return z.reshape(len(z), width)  # [N, F, 1, 1] is [N, F]
     return z
+
+
+def _column_names(arrays: Mapping[str, Any], z: np.ndarray) -> np.ndarray | None:
+    """The array `columns` [F] if it is text and all names differ, else None."""
+    if "columns" not in arrays:
+        return None
+    with contextlib.suppress(ValueError):  # pickled
+        columns = _plain(arrays, "columns")
+        if columns.dtype.kind == "U" and columns.shape == z.shape[1:2]:
+            return columns if len(np.unique(columns)) == len(columns) else None
+    return None
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
@@ -314,7 +333,7 @@ def _read_parquet(path: Path) -> dict[str, np.ndarray]:
 
 
 def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Features z, labels y and names of a table, by the headings of its columns.
+    """Features z, their headings, labels y and names of a table, by the headings of its columns.
 
     A column of lists, if any, holds the features. Names that only count the rows are left out.
     """
@@ -338,6 +357,7 @@ def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, 
         found["z"] = np.stack(columns[lists[0]])
     elif features:
         found["z"] = np.stack([_to_floats(headings[i], columns[i]) for i in features], axis=1)
+        found["columns"] = np.array([headings[i].strip() for i in features])
     return found
 
 

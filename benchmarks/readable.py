@@ -186,7 +186,7 @@ def load_rows(path: Path, test: Path | None) -> list[tuple[np.ndarray, np.ndarra
 
 def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Rows as float32 [N, F], classes as whole numbers from 0."""
-    x, _, y = read_embeddings(path)
+    x, _, y, _ = read_embeddings(path)
     if y is None:
         raise InputError(f"{path}: no classes in it, expected y [N]")
     return np.asarray(x, np.float32), np.unique(y, return_inverse=True)[1]

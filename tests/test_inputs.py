@@ -53,7 +53,7 @@ def write_all(folder: Path, z: np.ndarray, y: np.ndarray) -> list[Path]:
 
 def test_every_format_gives_the_same(tmp_path: Path) -> None:
     for path in write_all(tmp_path, Z, Y):
-        z, names, labels = read_embeddings(path)
+        z, names, labels, _ = read_embeddings(path)
         assert np.array_equal(z, Z) and np.array_equal(labels, Y) and names is None, path
     assert isinstance(read_embeddings(tmp_path / "z.npy")[0], np.memmap)
     names = {"a.npz": {"z", "y"}, "c.safetensors": {"z", "y"}, "z.npy": set(), "d.csv": set()}
@@ -73,12 +73,12 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     """[N, F, 1, 1], one array of any name, bytes as HDF5 gives them, labels as float columns."""
     column, paths = Y.astype(float)[:, None], np.array(["ä.jpg".encode()] * len(Z))
     np.savez(tmp_path / "a.npz", features=Z[:, :, None, None], labels=column, paths=paths)
-    z, names, labels = read_embeddings(tmp_path / "a.npz")
+    z, names, labels, _ = read_embeddings(tmp_path / "a.npz")
     assert np.array_equal(z, Z) and names[0] == "ä.jpg"
     assert labels.dtype == np.int64 and labels.tolist() == Y.tolist()
     column[1] = np.nan
     np.savez(tmp_path / "b.npz", image_embeds=Z, y=column)
-    z, _, labels = read_embeddings(tmp_path / "b.npz")
+    z, _, labels, _ = read_embeddings(tmp_path / "b.npz")
     assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
     np.savez(tmp_path / "c.npz", X=Z, targets=Y, class_names=np.array(["x", "y", "z"]))
     assert read_embeddings(tmp_path / "c.npz")[2].tolist() == [*np.array(["x", "y", "z"])[Y]]
@@ -132,12 +132,12 @@ def test_parquet_tables(tmp_path: Path) -> None:
     path = tmp_path / "a"  # known by its first bytes
     beside = {"width": Y, "caption": "x", "filename": b"a", "label": [None, *map(int, Y[1:])]}
     pandas.DataFrame({**beside, "embedding": Z.tolist()}).to_parquet(path)
-    z, names, labels = read_embeddings(path)  # beside lists no other column is a feature
+    z, names, labels, _ = read_embeddings(path)  # beside lists no other column is a feature
     assert np.allclose(z, Z) and set(names) == {"a"} and labels.tolist() == ["", *map(str, Y[1:])]
     frame = pandas.DataFrame({"v": [1.0, 2.0], "y": [None, 2.0]}, index=["a", "b"])
     for name in (None, "photo", "path"):
         frame.rename_axis(name).to_parquet(path)
-        z, names, labels = read_embeddings(path)
+        z, names, labels, _ = read_embeddings(path)
         assert z.tolist() == [[1.0], [2.0]] and names.tolist() == ["a", "b"]
         assert labels.tolist() == ["", "2"]
     pandas.DataFrame({"a": np.array([], np.float32)}).to_parquet(path)

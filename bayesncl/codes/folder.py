@@ -116,6 +116,7 @@ class About:
     recipe: dict[str, Any] | None = None  # of a run
     stamp: str = ""  # changes with the content of a run's dataset
     files: dict[str, str] = field(default_factory=dict)  # checksums of embeddings, rows and codes
+    columns: list[str] | None = None  # names of the embeddings' columns, if the file had any
 
     def to_json(self) -> str:
         """The text of codes.json."""
@@ -144,6 +145,7 @@ class CodesFolder(Folder):
                 raise InputError(f"{self} is of another version of bayesncl: rerun `bayesncl fit`")
             if tree.pop("checksum") != hash_tree(tree):
                 raise ValueError("wrong checksum")
+            tree.setdefault("columns", None)  # older folders lack it
             found = About(**{name: tree[name] for name in About.__dataclass_fields__})
             return replace(found, encoder=tree["encoder"] and Request(**tree["encoder"]))
 

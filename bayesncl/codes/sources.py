@@ -240,7 +240,7 @@ def read_array(
     source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> Material:
     """Embeddings from a file, with labels and names if there are any."""
-    z, names, labels = inputs.read_embeddings(source)
+    z, names, labels, columns = inputs.read_embeddings(source)
     if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
         raise InputError(f"{source} contains images {list(z.shape)}, expected embeddings [N, F]")
     z = as_features(z)
@@ -250,6 +250,7 @@ def read_array(
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
     about = About("array", folder.relative(source))
+    about = replace(about, columns=None if columns is None else columns.tolist())
     keys = [Key(printable(text, PATH_LENGTH)) for text in texts]
     if options.images is not None:
         texts = match_images(texts, options.images, display)

@@ -84,7 +84,7 @@ def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
     """Words, one per line, and their vectors [W, F]."""
     with as_input_error(f"cannot read {words}", OSError, ValueError):
         lines = [line.strip() for line in words.read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line], as_features(read_embeddings(vectors)[0])
+    return [line for line in lines if line], as_features(read_embeddings(vectors).z)
 
 
 def add_file(folder: CodesFolder, file: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from bayesncl.codes import embed
 from bayesncl.codes.embed import embed_images
-from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.folder import CodesFolder, hash_tree
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.table import Table, write_features
 from bayesncl.errors import InputError
@@ -56,7 +56,7 @@ def test_formulas_in_tables_are_text(tmp_path: Path) -> None:
     with open(tmp_path / "t.csv", newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row[:3]]
     assert all(cell[:1] not in ("=", "+", "@", "-") or float(cell) <= 0 for cell in cells)
-    found, names, labels = read_embeddings(tmp_path / "t.csv")
+    found, names, labels, _ = read_embeddings(tmp_path / "t.csv")
     assert names.tolist() == labels.tolist() == FORMULAS
     np.testing.assert_array_equal(found, z)
 
@@ -85,7 +85,7 @@ def test_codes_names_and_labels_of_the_fitted_rows(run, codes: CodesFolder, endi
     if ending == "parquet":
         pytest.importorskip("pyarrow")
     assert run("embed", "codes", "-o", f"c.{ending}", "--active", "3", "--quiet").status == 0
-    z, names, labels = read_embeddings(Path(f"c.{ending}"))
+    z, names, labels, _ = read_embeddings(Path(f"c.{ending}"))
     rows = codes.rows()
     expected = PhotoCodes(codes).transform(codes.embeddings(), 3)
     np.testing.assert_array_equal(z.astype(np.float32), expected)
@@ -114,6 +114,33 @@ def test_long_tables(run, codes: CodesFolder) -> None:
     found = parquet.read_table("long.parquet").to_pydict()
     rows = [(image, str(k), name, f"{value:.9g}") for image, k, name, value in zip(*found.values())]
     assert rows == slow
+
+
+def write_table(path: str, columns: list[str], x: np.ndarray) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([["name", *columns], *([f"r{i}", *x[i]] for i in range(len(x)))])
+
+
+def test_columns_of_tables_are_matched_by_name(run, tmp_path: Path) -> None:
+    x, columns = RNG.normal(size=(40, 20)), [f"f{i}" for i in range(20)]
+    order = RNG.permutation(20)
+    write_table("x.csv", columns, x)
+    write_table("permuted.csv", [columns[i] for i in order], x[:, order])
+    write_table("other.csv", [*columns[:-1], "<b>g"], x)
+    np.save("x.npy", x)
+    np.savez("x.npz", z=x[:, order], columns=[columns[i] for i in order])
+    np.savez("plain.npz", z=x, columns=np.arange(20))  # no names
+    assert run("fit", "x.csv", "-o", "codes", "--components", "4", "--quiet").status == 0
+    model = PhotoCodes("codes")
+    expected = model.transform(model.embeddings)
+    for name in ("x.csv", "permuted.csv", "x.npz", "x.npy", "plain.npz"):
+        np.testing.assert_allclose(embed.codes_of(model, Path(name)).z, expected, atol=1e-5)
+    refused(run("embed", "codes", "other.csv", "--quiet"), "other.csv", "1 of the 20", "f19")
+    tree = json.loads(Path("codes/codes.json").read_text())
+    del tree["columns"], tree["checksum"]  # as older versions wrote it
+    Path("codes/codes.json").write_text(json.dumps(tree | {"checksum": hash_tree(tree)}))
+    by_position = embed.codes_of(PhotoCodes("codes"), Path("other.csv")).z
+    np.testing.assert_allclose(by_position, expected, atol=1e-5)
 
 
 def documented(pattern: str) -> list[str]:

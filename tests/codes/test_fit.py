@@ -93,7 +93,7 @@ def test_photos_to_codes(run, tmp_path: Path, embedded: list[str]) -> None:
     for name in ("e.npz", "e.csv"):
         command = "embed", "codes", "pictures", "-o", name, "--encoder", NET, "--quiet"
         assert run(*command).status == 0
-        found, names, labels = read_embeddings(Path(name))
+        found, names, labels, _ = read_embeddings(Path(name))
         np.testing.assert_allclose(found, z, atol=1e-5)
         assert names.tolist() == [str(f.relative_to(pictures)) for f in files]
         assert labels[25] == "bee <b>"
@@ -245,7 +245,7 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
         np.testing.assert_allclose(folder.embeddings(), x, rtol=2e-3, atol=1e-3)
         assert folder.rows().labels.tolist() == y.tolist()
         assert run("embed", out, source, "-o", "e.csv", "--quiet").status == 0
-        z, _, labels = read_embeddings(Path("e.csv"))
+        z, _, labels, _ = read_embeddings(Path("e.csv"))
         assert z.shape == (60, 4) and labels is not None
         answer = run("atlas", out, "--quiet")
         assert answer.status == 0 if more else "no images" in refused(answer)
