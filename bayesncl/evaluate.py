@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,10 @@ def images_of_run(
     data, keys = with_root(recipe, root).data, [name.split("/") for name in names]  # as test/17
     splits = {split: load_split(data, split, progress) for split in dict(keys)}
     with as_input_error(f"the dataset of {folder} has changed", IndexError):
-        each = [splits[split].take(np.array([int(i)])) for split, i in keys]
+        each = [
+            splits[split].take(np.array([int(i) for _, i in block]))
+            for split, block in groupby(keys, key=lambda key: key[0])  # a split's rows are together
+        ]
     grounds: Any = [one.backgrounds for one in each]
     return Images(
         np.concatenate([one.pixels for one in each]),

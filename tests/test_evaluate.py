@@ -1,14 +1,16 @@
 """Every measure of a model together: what the result holds, and what it refuses."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bayesncl.codes.folder import CodesFolder
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate, untrained_codes, warn_of_few
+from bayesncl.evaluate import evaluate, images_of_run, untrained_codes, warn_of_few
 from bayesncl.measure import linear as probe
 from bayesncl.measure import topk as kept
 from bayesncl.measure.interpretability import interpretability, shuffle_labels
@@ -17,6 +19,7 @@ from bayesncl.measure.retrieval import knn_accuracies, retrieval
 from bayesncl.method.encoder import Encoder, build_model, extract
 from bayesncl.paper import conflict
 from bayesncl.paper.measures import paper_measures
+from bayesncl.recipes import recipe_from_dict
 from tests.conftest import tiny_images, tiny_recipe
 
 ALWAYS = {
@@ -164,3 +167,19 @@ def test_a_small_test_split_is_warned_of() -> None:
     assert warn_of_few(train, Images(pixels)) is None  # `evaluate` refuses those
     assert "2 of 4 classes" in warn_of_few(train, Images(pixels[:7], labels[:7] // 2))
     assert "3 of 4 classes" in warn_of_few(train, Images(pixels, labels % 3))
+
+
+def test_images_of_a_run_are_taken_in_blocks(
+    run, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("fit", trained, "-o", "codes", "--components", "8", "--quiet").status == 0
+    folder, take = CodesFolder("codes"), Images.take
+    rows, recipe = folder.rows(), recipe_from_dict(folder.about().recipe)
+    blocks: list[int] = []
+    monkeypatch.setattr(Images, "take", lambda self, i: blocks.append(len(i)) or take(self, i))
+    chosen = np.array([3, 2, len(rows) - 1, len(rows) - 2, 0])
+    found = images_of_run(folder, rows, chosen)
+    assert blocks == [2, 2, 1]
+    for image, name in zip(found.pixels, found.names):
+        split, i = name.split("/")
+        np.testing.assert_array_equal(image, load(recipe.data, split).pixels[int(i)])
