@@ -193,13 +193,26 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     found = [Finding(*finding) for finding in tree["findings"]]
     by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
-    classes = list(rows.class_names or ())
-    clean = dict(zip(classes, clean_names(classes)))
+    clean = clean_classes(rows)
     findings = [(*f[:3], *(clean.get(word, word) for word in f[3:5]), f.score) for f in shown]
     chosen = np.array([*dict.fromkeys(index[x] for f in shown for x in f[1:3] if x in index)], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
     totals = {kind: len(some) for kind, some in by_kind.items()}
     return {"findings": findings, "totals": totals}, images
+
+
+def load_explanation(folder: CodesFolder) -> dict[str, Any] | None:
+    """What the last explanation found, its classes named as elsewhere; None without one."""
+    tree, clean = folder.load_result("explain"), clean_classes(folder.rows())
+    for weight in () if tree is None else tree["weights"]:
+        weight["label"] = clean.get(weight["label"], weight["label"])
+    return tree
+
+
+def clean_classes(rows: Rows) -> dict[str, str]:
+    """Class names as the page shows them."""
+    classes = list(rows.class_names or ())
+    return dict(zip(classes, clean_names(classes)))
 
 
 def load_new(folder: CodesFolder) -> JobPage | None:
@@ -237,7 +250,7 @@ def describe_codes(
     return AtlasRun(
         folder.folder.resolve().name, z, sentence=f"{sentence} {remark}".strip(),
         fingerprint=folder.fingerprint(), heat=maps, verdict=verdict_lines(folder.verdict()),
-        explain=folder.load_result("explain"), names=folder.names(codes), seen=seen_share(encoder),
+        explain=load_explanation(folder), names=folder.names(codes), seen=seen_share(encoder),
         groups=groups,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, Photos, build_atlas
-from bayesncl.atlas.sources import load_findings, load_new
+from bayesncl.atlas.sources import load_explanation, load_findings, load_new
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Check, read_names
 from bayesncl.jobs.audit import EXACT, NEAR, WRONG
@@ -129,6 +129,17 @@ def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
     assert [name for name, _ in plain["images"]] == [names[0], *photos.names]
     assert run("atlas", "codes", "--quiet").status == 0
     assert Path("codes/atlas/data/new.js").exists()
+
+
+def test_an_explanation_names_classes_as_the_page_does(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", ("1.red_bee", "2.owl"), each=20)
+    fit(run, "pictures")
+    folder = CodesFolder("codes")
+    assert load_explanation(folder) is None
+    assert run("explain", "codes", "--quiet").status == 0
+    found = load_explanation(folder)
+    assert found is not None
+    assert {weight["label"] for weight in found["weights"]} == {"red bee", "owl"}
 
 
 def test_dimensions_for_and_against_a_class(driver, case: Case, tmp_path: Path) -> None:

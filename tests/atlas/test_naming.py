@@ -40,7 +40,7 @@ def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case
     driver.type("note", "round <b>things</b>")
     driver.click(".mark input[value=readable]")
     assert driver.text("h1") == [name]
-    assert driver.text(".progress") == [f"1 of {(case.dims.support > 0).sum()} named"]
+    assert driver.text(".progress") == [f"1 of {(case.dims.support > 0).sum()} named or marked"]
     driver.get("about:blank")
     for address, selector in (
         ("#/", ".tile-name"), ("#/image/5", ".feature-name b"), ("#/pair/5/8", ".lede"),
@@ -143,7 +143,7 @@ def test_names_of_the_codes_are_shown_and_your_own_win(driver, case: Case, tmp_p
     assert driver.text("h1.suggested") == ["loops"]
     assert "score 0.90, from labels" in driver.text(".lede")[0]
     firing = (case.dims.support > 0).sum()
-    assert driver.text(".progress") == [f"1 of {firing} named, 2 more suggested"]
+    assert driver.text(".progress") == [f"1 of {firing} named or marked, 2 more suggested"]
     driver.press("a")
     assert driver.text("h1") == ["loops"] and not driver.text("h1.suggested")
     driver.visit(page, "#/dim/3")

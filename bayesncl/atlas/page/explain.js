@@ -12,7 +12,7 @@ async function viewExplain({ run, stage }) {
     h("div", { class: "tiles" }, found.slice(0, 6).map((w) => dimensionTile(run, stage, w.dimension, line(w))))];
   const classes = [...new Set(weights.map((w) => w.label))];
   const part = (label) => {
-    const own = weights.filter((w) => w.label === label);
+    const own = weights.filter((w) => w.label === label && Math.abs(w.weight) >= 0.005); // others show as 0.00
     return section(label, tiles("For", own.filter((w) => w.weight > 0)), tiles("Against", own.filter((w) => w.weight < 0)));
   };
   const node = h("div", {},

@@ -17,7 +17,7 @@ function nextUnnamed(run, k) {
 
 function progress(run) {
   const more = suggestedCount(run);
-  return `${whole(namedCount(run))} of ${whole(byClarity(run).length)} named${more ? `, ${whole(more)} more suggested` : ""}`;
+  return `${whole(namedCount(run))} of ${whole(byClarity(run).length)} named or marked${more ? `, ${whole(more)} more suggested` : ""}`;
 }
 
 function namingForm(run, k) {
@@ -120,7 +120,7 @@ async function viewNames({ run }) {
         intro("Dimensions that people named or marked differently. Open one to enter your own name."),
         names(conflicts, true)),
       done.length > 0 && section("Names", names(done, false)),
-      guesses.length > 0 && section("Suggestions", intro("Suggested by a program. Open one and press a to accept its name."), names(guesses, false)),
+      guesses.length > 0 && section("Suggestions", intro("Suggested by a program. Open one and press ", h("kbd", {}, "a"), " to accept its name."), names(guesses, false)),
     ].filter(Boolean));
   }
   fill();

@@ -62,7 +62,7 @@ function foldShared(run, shared) {
 }
 
 function pairSentence(run, stage, shared, groups) {
-  if (!shared.length) return "They share no dimension.";
+  if (!shared.length) return "No dimension is active on both.";
   const largest = groups.filter((s) => s[stage] >= 0.005).sort((s, t) => t[stage] - s[stage]).slice(0, 4)
     .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} (${fixed(s[stage], 2)})`).join(", ");
   const folded = groups.length < shared.length ? `, ${whole(groups.length)} with twins folded` : "";
@@ -102,8 +102,8 @@ function remainder(run, a, b) {
     return alone(a, held[1]) * rest(b) + alone(b, held[0]) * rest(a) + rest(a) * rest(b);
   };
   const worst = Math.max(bound("before"), run.after ? bound("after") : 0);
-  if (worst < 5e-4) return note("All features of both images are included.");
+  if (worst < 5e-4) return note("All active dimensions of both images are included.");
   const [p, q] = [a, b].map((x) => percent(x.covered.before, 1));
-  return note(`The page stores the ${run.keep} strongest features of each image: ${p} and ${q} of the squared length. `,
+  return note(`The page stores the ${run.keep} strongest dimensions of each image: ${p} and ${q} of the squared length. `,
     `The others change the similarity by at most ${fixed(worst, 3)}.`);
 }
