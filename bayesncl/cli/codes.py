@@ -124,7 +124,8 @@ def embed(
     )  # fmt: skip
     display.close()
     noun = "row" if images is None or images.suffix.lower() in ENDINGS else "image"
-    display.note(f"{out}: {plural(count, noun)} x {width:,} dimensions")
+    lines = ", one line per image and active dimension" if long else ""
+    display.note(f"{out}: {plural(count, noun)} x {width:,} dimensions{lines}")
 
 
 def export(

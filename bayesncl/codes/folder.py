@@ -228,7 +228,7 @@ class CodesFolder(Folder):
         request = replace(made, **changes)
         spec = printable(request.spec)
         if encoders.find_kind(request.spec) in encoders.RUNS_CODE and named != request.spec:
-            how = f"to run it, name it with --encoder {spec}"
+            how = f'to run it, add --encoder {spec} (in Python, encoder="{spec}")'
             raise InputError(f"{self} needs the encoder {spec}, which is code: {how}")
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {spec}, not {named}")

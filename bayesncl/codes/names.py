@@ -99,7 +99,8 @@ class Annotations:
         found = [k for k, each in enumerate(keys) if wanted and wanted in each]
         if not found:
             given = ", ".join(sorted({each for each in names if each})) or "none yet"
-            raise InputError(f"no dimension is named {name!r}; names: {printable(given, 300)}")
+            use = f"use z0 to z{self.dims - 1} or a name ({printable(given, 300)})"
+            raise InputError(f"no dimension is named {name!r}: {use}")
         return found
 
     def columns(self, dims: int) -> list[str]:
@@ -186,7 +187,9 @@ def find_names(annotations: Sequence[Annotations], fingerprint: str, dims: int) 
                 return each
             raise InputError(f"the names are for {each.dims} dimensions, the codes have {dims}")
     other = ", ".join(f"{each.run or 'a run'} ({each.fingerprint})" for each in annotations)
-    raise InputError(f"the names are for {other or 'no codes'}, these codes are {fingerprint}")
+    rule = "names move to new codes only if they are added before `fit` runs again"
+    given = f"the names are for {other or 'no codes'}, these codes are {fingerprint}"
+    raise InputError(f"{given}; {rule}")
 
 
 def names_tree(annotations: Sequence[Annotations]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -71,7 +71,7 @@ def load(
 class Html:
     """A piece of HTML that a notebook shows; `html` is its source."""
 
-    html: str
+    html: str = field(repr=False)
 
     def _repr_html_(self) -> str:
         return self.html
@@ -180,6 +180,9 @@ class PhotoCodes:
         for k in z.argsort(descending=True)[: int((z > 0).sum())].tolist():
             parts.append(self._gallery(k, n, f": {z[k]:.2f}"))
         return Html("\n".join(parts))
+
+    def __repr__(self) -> str:
+        return f"PhotoCodes({str(self.folder)!r}, {self.codes.n_components_} dimensions)"
 
     def _repr_html_(self) -> str:
         """The verdict, as a notebook shows it."""

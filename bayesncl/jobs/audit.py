@@ -213,7 +213,7 @@ def summarize(found: Sequence[Finding], n: int = 5) -> str:
     lines = []
     for kind in KINDS:
         some = [finding for finding in found if finding.kind == kind]
-        lines.append(plural(len(some), kind))
+        lines.append(plural(len(some), f"possible {kind}" if kind == WRONG else kind))
         for f in some[:n]:
             what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
             lines.append(f"  {f.score:5.2f}  {_ending(f.image):{SHOWN}}  {_ending(what)}".rstrip())

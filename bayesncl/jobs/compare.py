@@ -12,6 +12,7 @@ from bayesncl.data.images import Progress
 from bayesncl.errors import printable, wrap
 from bayesncl.inputs import Array
 from bayesncl.measure.topk import keep
+from bayesncl.progress import plural
 
 N_ACTIVE = 5  # strongest dimensions of an image that count as used
 KEPT_IMAGES = 120  # the most novel ones, for the atlas
@@ -76,9 +77,10 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
         Change(int(k), str(names[k]), float(before[k]), float(after[k]))
         for k in np.argsort(-np.abs(sigma), kind="stable") if abs(sigma[k]) >= MIN_DEVIATIONS
     ]  # fmt: skip
+    kind, expected = ("held-out", "5 %") if model.rows.held else ("fitted", "over 5 %")
     headline = (
         f"{100 * np.mean(rank >= 0.95):.0f} % of {len(images):,} images are more novel than 95 % "
-        f"of {len(old):,} {'held-out' if model.rows.held else 'fitted'} images (expected: 5 %)"
+        f"of {len(old):,} {kind} images (if nothing is new: {expected})"
     )
     kept = [(i.image, i.novelty, file_stat(source / i.image)[0]) for i in images[:KEPT_IMAGES]]
     result = {"source": folder.relative(source), "headline": headline, "images": kept}
@@ -91,7 +93,8 @@ def summarize(found: Comparison, n: int) -> str:
     """The n most novel images and the n largest changes, as text."""
     lines = [wrap(found.headline)]
     lines += [f"  {each.novelty:.3f}  {printable(each.image, 200)}" for each in found.images[:n]]
-    lines.append(f"{len(found.changes)} dimensions changed in use (share of images, before, after)")
+    meaning = " (share of images, before, after)" if found.changes and n else ""
+    lines.append(f"{plural(len(found.changes), 'dimension')} changed in use{meaning}")
     for _, name, before, after in found.changes[:n]:
         lines.append(f"  {100 * before:5.1f} %  {100 * after:5.1f} %  {printable(name, 60)}")
     return "\n".join(lines)

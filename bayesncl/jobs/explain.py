@@ -20,6 +20,7 @@ IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
 SPARSE, SPARSE_TRIMMED = "codes, few dimensions", "few, irrelevant ones off"
 TEST_SHARE = 0.2  # of the rows, where `fit` held none out
 WIDTH, MAX_CLASSES = 80, 10  # of the report
+SHOWN = 0.005  # smallest weight in the report, which has two decimals
 Scores = dict[str, Any]  # of `group_accuracy`
 
 
@@ -207,7 +208,7 @@ def summarize(found: Explanation, n: int = 5) -> str:
     worst_first = list(dict.fromkeys(str(row["class"]) for row in own_score["groups"]))
     for label in worst_first[:MAX_CLASSES]:
         lines += ["", printable(label, WIDTH)]
-        own = [each for each in found.weights if each.label == label]
+        own = [each for each in found.weights if each.label == label and abs(each.weight) >= SHOWN]
         for sign in (1, -1):
             lines += [_show(each) for each in own if sign * each.weight > 0][:n]
     if len(worst_first) > MAX_CLASSES:
@@ -238,5 +239,5 @@ def explain_image(found: Explanation, z: np.ndarray, n: int = 8) -> str:
     code = np.where(np.isin(np.arange(len(z)), found.irrelevant), 0, z)[None]
     label = model.predict(code)[0]
     added = model.contributions(code)[0, :, list(model.classes).index(label)]
-    lines = map(_show, found.lines(label, added)[:n])
+    lines = [_show(each) for each in found.lines(label, added)[:n] if abs(each.weight) >= SHOWN]
     return "\n".join([f"predicted: {printable(str(label), 60)}", *lines])

@@ -50,6 +50,7 @@ def test_a_dimension_shows_its_strongest_images(codes: PhotoCodes) -> None:
     assert [f"{z[i, 1]:.2f}" for i in order] == re.findall(r" (\d\.\d\d)</span>", shown)
     assert "&lt;i&gt;green" in shown and NAME not in shown and "<b>" not in shown[60:]
     assert codes.show(NAME, n=5) == codes.show(1, n=5)
+    assert repr(codes.show(1)) == "Html()" and "4 dimensions" in repr(codes)  # short in a terminal
     assert codes.show("Twin").html == "\n".join(codes.show(k).html for k in (2, 3))
     for wrong in (4, -1, "blue", 1.0):
         with pytest.raises(InputError, match="dimension"):

@@ -1,6 +1,7 @@
 """bayesncl explain: a planted shortcut is found, shown and switched off."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ def test_a_planted_shortcut_is_found_and_switched_off(planted) -> None:
     assert not better.model.used[:2].any() and better.group_share == 0
     text = summarize(found)
     assert max(map(len, text.splitlines())) <= 80 and "about water" in text
+    small = found._replace(model=replace(found.model, weight=found.model.weight / 100))
+    assert "about water" not in summarize(small)  # no weight is shown as 0.00
 
 
 def test_a_tie_of_label_and_group_does_not_make_a_dimension_about_the_group(planted) -> None:

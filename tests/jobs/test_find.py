@@ -38,7 +38,7 @@ def test_a_name_means_all_its_dimensions() -> None:
     assert names.find(" SKY ") == [0, 2] and names.find("z1") == [1]
     assert names.find("sky (z2)") == [2] and names.find("road") == [3]
     for wrong in ("", "z4", "sky (z3)"):
-        with pytest.raises(InputError, match="names: Sky, road, sky"):
+        with pytest.raises(InputError, match=r"use z0 to z3 or a name \(Sky, road, sky\)"):
             names.find(wrong)
 
 
