@@ -27,7 +27,7 @@ SMALL_QUALITY = 60  # of JPEG, in a small single file
 
 
 def build_atlas(
-    out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas",
+    out: Path | str, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas",
     pages: Mapping[str, JobPage] | None = None,
 ) -> Path:  # fmt: skip
     """Write the atlas of one to eight runs on the same images.
@@ -47,7 +47,8 @@ def build_atlas(
     -------
     Path of index.html.
     """
-    if Path(out).is_symlink():  # the link stays, its target is replaced
+    out = Path(out)
+    if out.is_symlink():  # the link stays, its target is replaced
         out = Path(os.path.realpath(out))
     check_out(out, len(runs))
     runs = [prepare(run, images) for run in runs]

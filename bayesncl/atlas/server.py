@@ -97,7 +97,7 @@ def save_posted(codes: Sequence[CodesFolder], body: bytes) -> None:
 
 
 def make_server(
-    folder: Path, port: int, codes: Sequence[CodesFolder] = ()
+    folder: Path | str, port: int, codes: Sequence[CodesFolder] = ()
 ) -> ThreadingHTTPServer:
     """Return a server of `folder` on 127.0.0.1; port 0 picks a free port.
 
@@ -110,7 +110,7 @@ def make_server(
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
 
 
-def serve(folder: Path, port: int = 8000, codes: Sequence[CodesFolder] = ()) -> None:
+def serve(folder: Path | str, port: int = 8000, codes: Sequence[CodesFolder] = ()) -> None:
     """Serve the atlas in `folder` on http://127.0.0.1:`port`/ until interrupted."""
     with make_server(folder, port, codes) as server:
         print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)

@@ -27,7 +27,7 @@ def find_similar(query: Array, embeddings: Array, n: int = 50) -> tuple[np.ndarr
     x = torch.from_numpy(np.array(as_features(embeddings), np.float32))
     q = torch.from_numpy(np.array(query, np.float32)[None])
     if q.shape[1:] != x.shape[1:]:
-        raise InputError(f"the query must have {x.shape[1]} numbers, got {list(q.shape[1:])}")
+        raise InputError(f"the query must be one row [{x.shape[1]}], got {list(q.shape[1:])}")
     mean = x.mean(0)
     cosine, index = search(unit_rows(q - mean), unit_rows(x - mean), min(n, len(x)))
     return index[0].numpy(), cosine[0].numpy()

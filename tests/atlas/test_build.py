@@ -117,7 +117,7 @@ def test_texts_are_escaped_and_figures_are_single_numbers(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("z", [np.ones((1, 1)), np.zeros((1, 2))])
 def test_works_with_one_image_or_if_nothing_fires(z: np.ndarray, tmp_path: Path) -> None:
-    index = build_atlas(tmp_path / "a", [AtlasRun("r", z)], make_images(1))
+    index = build_atlas(str(tmp_path / "a"), [AtlasRun("r", z)], make_images(1))
     assert read(index.parent, "run0")["before"]["support"].tolist() == z[0].tolist()
 
 
