@@ -45,6 +45,7 @@ from bayesncl.training.run_folder import Folder
 
 FORMAT = "bayesncl-codes-folder-4"
 HEAD, VERDICT = "codes.safetensors", "verdict.json"
+STAGED = ".new"  # the subfolder in which the next codes are fitted
 PUBLISHED = (EMBEDDINGS, ROWS, HEAD, VERDICT, CODES)  # in this order
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of a larger file is not computed at each use
 UNUSABLE = "cannot be used, rerun `bayesncl fit`"
@@ -198,7 +199,8 @@ class CodesFolder(Folder):
         tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
         key = fingerprint(tensors), codes.n_components_
         same = (each for each in self.all_names() if (each.fingerprint, each.dims) == key)
-        return next(same, Annotations(key[0], self.folder.name, key[1]))
+        lasting = self.folder.parent if self.folder.name == STAGED else self.folder
+        return next(same, Annotations(key[0], lasting.name, key[1]))
 
     def fingerprint(self) -> str:
         """Identifies the dimensions, so that names given to them can be found again."""
@@ -241,7 +243,7 @@ class CodesFolder(Folder):
     @property
     def staged(self) -> CodesFolder:
         """The folder in which the next codes are fitted."""
-        return CodesFolder(self.folder / ".new")
+        return CodesFolder(self.folder / STAGED)
 
     def write_rows(self, rows: Rows, blocks: Iterable[np.ndarray]) -> np.ndarray:
         """Empty the folder and write rows.json and embeddings.npy; returns these, memory-mapped."""

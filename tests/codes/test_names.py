@@ -122,6 +122,7 @@ def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
     assert run(*fit).status == 0
     after, codes = folder.names(), folder.codes()
     assert after.fingerprint != before.fingerprint
+    assert after.run == before.run == "codes"
     assert len(after.dimensions) >= 6
     for k, c in enumerate(strongest_class(codes, more)):
         assert after.name(k) in ("", f"blob {c}")
