@@ -57,7 +57,7 @@ def fit(
         default="prototypes",
     ),
     components: int | None = opt(
-        "N", "Number of dimensions (default: about 4 sqrt(number of images)).", min=1
+        "N", "Number of dimensions (default: at most 4 sqrt(images), chosen from the data).", min=1
     ),
     active: int | None = common.ACTIVE,
     labels: Path | None = opt(

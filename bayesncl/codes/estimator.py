@@ -29,6 +29,7 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.inputs import as_numpy
 from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
+from bayesncl.measure.columns import MAX_TWIN_ROWS, distinct
 from bayesncl.measure.neighbors import nearest
 from bayesncl.measure.preprocess import (
     Moments,
@@ -54,6 +55,8 @@ INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
+THIN_AT = 0.3, 0.6, 1.0  # shares of the training after which twins are dropped
+LEAST_LEFT = 1 / 8  # of the dimensions; fewer differ too little for any to be dropped
 NEIGHBOR_SECONDS = 60.0  # a search that took longer is saved
 # integer options: smallest value, and the one other value they may have
 INTEGERS = {
@@ -90,8 +93,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     Parameters
     ----------
-    n_components : number of dimensions D; ``"auto"`` takes about 4 sqrt(N), at most N / 4, rounded
-        to a power of two, at most 4,096 (1024 for 50,000 rows, 128 for 1,000).
+    n_components : number of dimensions D. ``"auto"`` starts with about 4 sqrt(N), at most N / 4,
+        rounded to a power of two, at most 4,096 (1024 for 50,000 rows, 128 for 1,000);
+        ``prototypes`` and ``factors`` then drop dimensions that repeat another (cosine above 0.9).
     method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``factors``
         (the same in groups, where images are composed of two things), ``ncl`` (non-negative
         contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
@@ -235,6 +239,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if self.interrupted_:
                 break
         head.finish()
+        self.n_components_ = head.dim
         self.moments_, self.head_ = moments, head.eval().cpu()
         self.method_, self.names_ = self.method, None
         return self
@@ -247,6 +252,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
         warmup = min(WARMUP_STEPS, steps // 4)
+        thins = self.n_components == "auto" and head.thins
+        thin_after = {math.ceil(share * steps) for share in THIN_AT if thins}
         (group,) = optimizer.param_groups
         self.interrupted_, done = False, 0
         try:
@@ -261,6 +268,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 optimizer.step()
                 losses[step % len(losses)] = terms.loss.detach()
                 done = step + 1
+                if done in thin_after:
+                    self._drop_twins(head, rows)
                 progress(done, steps, "training")
         except KeyboardInterrupt:
             if done == 0:
@@ -268,6 +277,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         self.n_iter_ = done
         self.loss_ = float(losses[:done].mean())  # NaN without a step
+
+    @torch.no_grad()
+    def _drop_twins(self, head: Head, rows: Tensor) -> None:
+        """Drop dimensions that repeat another on these rows, unless too few would be left."""
+        some = rows[spread_evenly(len(rows), MAX_TWIN_ROWS)]
+        left = distinct(head.eval()(some).gated)
+        head.train()
+        if len(left) >= max(LEAST_LEFT * head.dim, self.n_active or 2):
+            head.thin(torch.from_numpy(left))
 
     def transform(self, X: Any) -> Any:
         """Codes of X.

@@ -14,7 +14,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.interpretability import Values
-from bayesncl.measure.rows import active, as_tensor, unit_codes
+from bayesncl.measure.rows import active, as_codes, as_tensor, unit_codes
 
 TWIN = 0.9  # cosine above which two dimensions are twins
 MAX_TWIN_ROWS = 8192  # rows that cosines are computed over, spread evenly
@@ -24,13 +24,35 @@ RIDGE = 1e-6  # added to the correlations, which are singular where columns are 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 
 
-def twin_share(z: Array) -> float:
-    """Share of the dimensions of codes [N, D] that have a twin; dead ones have none."""
+def find_twins(z: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Which dimensions of codes [N, D] are twins, bool [D, D], and the largest |z| of each [D]."""
     codes = unit_codes(z)
     rows = active(codes[spread_evenly(len(codes), MAX_TWIN_ROWS)])
     columns = torch.nn.functional.normalize(rows, dim=0)
     cosine = (columns.T @ columns).fill_diagonal_(0)
-    return float((cosine.amax(1) > TWIN).float().mean())
+    return (cosine > TWIN).numpy(), rows.abs().amax(0).numpy()
+
+
+def twin_share(z: Array) -> float:
+    """Share of the dimensions of codes [N, D] that have a twin; dead ones have none."""
+    return float(find_twins(z)[0].any(1).mean())
+
+
+def distinct(z: Array) -> np.ndarray:
+    """Dimensions of codes [N, D] no two of which are twins, ascending; the strongest are preferred.
+
+    Without some dimensions the rows have other lengths, so twins are sought again.
+    """
+    codes = as_codes(z)
+    left = np.arange(codes.shape[1])
+    while True:
+        twins, strength = find_twins(codes[:, left])
+        if not twins.any():
+            return left
+        kept = np.ones(len(left), bool)
+        for k in np.argsort(-strength, kind="stable"):
+            kept &= ~(twins[k] & kept[k])
+        left = left[kept]
 
 
 def _centered(z: Array) -> np.ndarray:

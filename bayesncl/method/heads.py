@@ -53,6 +53,7 @@ class Head(nn.Module):
     dim: int
     kind: gates.GateKind | None = None  # of its gates
     zeros = True  # whether its codes contain exact zeros
+    thins = False  # whether `fit` may drop dimensions that repeat another
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of h [N, F]; in training, noisy gates derive their noise from `uniform`."""
@@ -68,6 +69,10 @@ class Head(nn.Module):
     def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
         """The heads to fit one after the other, each with the rows [N, F] it sees."""
         return [(self, rows)]
+
+    def thin(self, kept: Tensor) -> None:
+        """Train on with these dimensions [K] alone; only where `thins`."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Called once after all parts are fitted; by default do nothing."""
@@ -168,6 +173,8 @@ class Prototypes(Head):
     """
 
     zeros = False
+    thins = True
+    alive: Tensor | None = None  # [K] prototypes in use, until `finish` removes the others
     temperature = 0.1  # of the prediction
     sharpness = 0.05  # temperature of the assignment
     softness = 0.15  # temperature of the codes
@@ -198,8 +205,20 @@ class Prototypes(Head):
         directions = torch.randn(shape, generator=generator, dtype=torch.float32)
         self.prototypes.copy_(unit_rows(directions))
 
+    def thin(self, kept: Tensor) -> None:
+        kept = kept.to(self.prototypes.device)
+        self.alive = kept if self.alive is None else self.alive[kept]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Remove the prototypes that were dropped."""
+        if self.alive is not None:
+            self.prototypes = nn.Parameter(self.prototypes[self.alive])
+            self.dim, self.alive = len(self.prototypes), None
+
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
-        s = unit_rows(self.projection(h)) @ unit_rows(self.prototypes).T  # [N, D]
+        c = self.prototypes if self.alive is None else self.prototypes[self.alive]
+        s = unit_rows(self.projection(h)) @ unit_rows(c).T  # [N, D]
         if self.training:  # the loss reads only scores; codes would take a fifth of the step
             return Features(h, s, None, None, s, s)
         z = F.normalize((s / self.softness).softmax(1))
@@ -251,6 +270,9 @@ class Factors(Head):
     @torch.no_grad()
     def finish(self) -> None:
         """Fold the axes into the projection: W (h - A'A h) = (W - W A'A) h."""
+        for group in self.groups:
+            group.finish()
+        self.dim = sum(group.dim for group in self.groups)
         if self.axes is not None:
             weight = self.groups[-1].projection.weight
             weight.copy_(without_axes(weight, self.axes))

@@ -21,10 +21,11 @@ from sklearn.utils.estimator_checks import check_estimator
 import bayesncl
 from bayesncl import inputs
 from bayesncl.codes import estimator
-from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.estimator import ReadableCodes, choose_components
 from bayesncl.errors import InputError
 from bayesncl.measure import preprocess
-from bayesncl.method.heads import HEADS
+from bayesncl.measure.columns import twin_share
+from bayesncl.method.heads import HEADS, Prototypes
 
 METHODS = list(HEADS)
 
@@ -68,6 +69,44 @@ def test_code_depends_on_its_row_alone(fitted: dict[str, ReadableCodes], method:
     assert (model.transform(x[17:290]) == z[17:290]).all()
     single = x.astype(np.float32)
     assert (model.transform(np.asfortranarray(single)) == model.transform(single)).all()
+
+
+@pytest.mark.parametrize("method", ["prototypes", "factors"])
+def test_automatic_width_has_few_twins(method: str, tmp_path: Path) -> None:
+    x = make_rows(800, groups=12)
+    every, auto = (
+        make_codes(dim, 300, method=method, n_active=3).fit(x) for dim in (128, "auto")
+    )
+    assert every.n_components_ == choose_components(800) == 128
+    assert twin_share(every.dense(x)) > 0.5 and twin_share(auto.dense(x)) == 0
+    assert 12 <= auto.n_components_ < 64
+    assert auto.transform(x).shape == auto.dense(x).shape == (800, auto.n_components_)
+    assert len(auto.groups_) == len(auto.get_feature_names_out()) == auto.n_components_
+    auto.save(tmp_path / "codes.safetensors")
+    again = ReadableCodes.load(tmp_path / "codes.safetensors")
+    assert (again.transform(x) == auto.transform(x)).all()
+
+
+def test_dropping_prototypes_keeps_the_others() -> None:
+    torch.manual_seed(0)
+    head, x = Prototypes(20, 16).eval(), torch.randn(30, 20)
+    z, left = head(x).gated, torch.tensor([0, 3, 4, 9, 15])
+    head.thin(torch.arange(0, 16))
+    head.thin(left)
+    expected = torch.nn.functional.normalize(z[:, left])
+    torch.testing.assert_close(head(x).gated, expected)
+    head.finish()
+    assert head.dim == 5 and head.prototypes.shape == (5, 20)
+    torch.testing.assert_close(head(x).gated, expected)
+
+
+def test_automatic_width_keeps_copies_that_differ_in_details() -> None:
+    rng = np.random.default_rng(0)
+    heaps = 50 * rng.normal(size=(3, 20))[rng.integers(0, 3, 400)]
+    x = heaps + make_rows(400)
+    assert make_codes("auto", 100).fit(x).n_components_ == choose_components(400)
+    assert make_codes("auto", 0).fit(x).n_components_ == choose_components(400)
+    assert make_codes("auto", 100, n_active=50).fit(make_rows(400)).n_components_ >= 50
 
 
 @pytest.mark.parametrize("method", METHODS)

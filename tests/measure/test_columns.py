@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from bayesncl.errors import InputError
 from bayesncl.measure.columns import (
     TWIN,
+    distinct,
     group_similarity,
     independence,
     match_columns,
@@ -123,3 +124,20 @@ def test_groups_are_compared_by_cka() -> None:
     assert independence(z, groups)[1]["groups"] < 0.05
     with pytest.raises(InputError):
         group_similarity(z, [0] * 6)
+
+
+def test_distinct_dimensions_against_a_slow_twin() -> None:
+    rng = np.random.default_rng(3)
+    base = np.maximum(rng.normal(size=(200, 6)), 0)
+    noisy = base[:, [0, 0, 1, 1, 1, 2]] + 0.1 * rng.random((200, 6))
+    z = unit_length(np.concatenate([base, noisy, np.zeros((200, 1))], axis=1))
+    found = distinct(z)
+    left, before = list(range(13)), 0
+    while len(left) != before:
+        u, before, kept = unit_length(z[:, left]), len(left), []
+        for k in sorted(range(len(left)), key=lambda k: -u[:, k].max()):
+            if all(cosine(u[:, k], u[:, j]) <= TWIN for j in kept):
+                kept.append(k)
+        left = sorted(left[k] for k in kept)
+    assert left == found.tolist() and 7 <= len(found) < 13
+    assert twin_share(z[:, found]) == 0 < twin_share(z)
