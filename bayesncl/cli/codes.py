@@ -65,7 +65,7 @@ def fit(
     ),
     images: Path | None = opt("DIR", "For an array: folder of the images its rows describe."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
-    fresh: bool = flag("--fresh", "Embed all photos again."),
+    fresh: bool = flag("--fresh", "Start over: keep no embeddings and continue no codes."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Fit sparse, readable codes to photos or embeddings.

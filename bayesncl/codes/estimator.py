@@ -55,6 +55,7 @@ INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
+WARM_RATE = 0.1  # of the learning rate, where a fit continues
 THIN_AT = 0.3, 0.6, 1.0  # shares of the training after which twins are dropped
 LEAST_LEFT = 1 / 8  # of the dimensions; fewer differ too little for any to be dropped
 NEIGHBOR_SECONDS = 60.0  # a search that took longer is saved
@@ -110,6 +111,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     positives : what a row should agree with, its ``neighbors`` or ``self``; pairs passed to `fit`
         replace both.
     max_samples : `fit` uses at most this many rows, drawn at random; None uses all.
+    warm_start : `fit` continues from the fitted codes, at a tenth of the learning rate, so that
+        dimensions keep their meaning when rows are added. Needs the same columns, `method` and
+        number of dimensions.
     sparse_output : return a scipy CSR matrix; ``prototypes`` has no zeros, so it needs `n_active`.
     unit_norm : scale codes to unit length; ``sae`` and ``csr`` can also return them with their
         scale (False), which `inverse_transform` needs.
@@ -138,6 +142,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     ((1797, 32), 5)
     """
 
+    n_components_: int
+    method_: str
+    moments_: Moments
+    head_: Head
+
     @_accept_deprecated
     def __init__(
         self,
@@ -151,6 +160,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         random_state: Any = None,
         positives: str = "neighbors",
         max_samples: int | None = 1_000_000,
+        warm_start: bool = False,
         sparse_output: bool = False,
         unit_norm: bool = True,
         device: str = "auto",
@@ -165,6 +175,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.random_state = random_state
         self.positives = positives
         self.max_samples = max_samples
+        self.warm_start = warm_start
         self.sparse_output = sparse_output
         self.unit_norm = unit_norm
         self.device = device
@@ -201,33 +212,40 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         progress: Progress,
     ) -> ReadableCodes:  # fmt: skip
         self.check_options()
-        source = self._as_rows(X, reset=True)
+        warm = self.warm_start and hasattr(self, "head_")
+        if warm and not self.can_continue(self.method, self.n_components):
+            fitted = f"{self.n_components_} dimensions by {self.method_}"
+            raise InputError(f"warm_start continues {fitted}: leave method and n_components as is")
+        source = self._as_rows(X, reset=not warm)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
         chosen = self._draw_rows(len(source), seed)
         n = len(chosen)
         if given is not None and n < len(source):
             raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
-        self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
+        if not warm:
+            self.n_components_ = int(_auto(self.n_components, choose_components(n)))
+        dim = self.n_components_
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
-        moments = measure_moments(source, chosen)
+        moments = self.moments_ if warm else measure_moments(source, chosen)
         if not moments.scale.any():
             raise InputError(f"all {n} rows of X are the same")
         rows = load_rows(source, chosen, moments, device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
-            head = HEADS[self.method](moments.width, dim)
+            head = copy.deepcopy(self.head_) if warm else HEADS[self.method](moments.width, dim)
             if isinstance(head, Factors):
-                head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]))
+                head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]), keep_groups=warm)
         head = head.to(device, torch.float32).train()
         self._check_output(head)
         parts = head.parts(rows)  # one, or a few groups
         for number, (part, seen) in enumerate(parts):
             if given is None and number < len(parts) - 1:  # few prototypes need few rows
                 seen = seen[spread_evenly(n, MAX_ROWS)]
-            first = torch.linspace(0, len(seen) - 1, min(len(seen), INIT_ROWS), device=device)
-            part.start(seen[first.long()])
+            if not warm:
+                first = torch.linspace(0, len(seen) - 1, min(len(seen), INIT_ROWS), device=device)
+                part.start(seen[first.long()])
             partners, self.recall_ = given, 1.0
             if partners is None:
                 saved = neighbors_file if len(parts) == 1 else None
@@ -235,6 +253,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             size = min(batch, len(seen))
             steps = int(_auto(self.max_iter, choose_steps(len(seen), size)))
             rate = group_rate(steps) if number else LEARNING_RATE
+            rate *= WARM_RATE if warm else 1
             self._train(part, seen, partners.to(device), seed, size, steps, rate, progress)
             if self.interrupted_:
                 break
@@ -277,6 +296,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         self.n_iter_ = done
         self.loss_ = float(losses[:done].mean())  # NaN without a step
+
+    def can_continue(self, method: str, n_components: int | str) -> bool:
+        """Whether `warm_start` can continue these fitted codes by a method and width."""
+        return method == self.method_ and n_components in ("auto", self.n_components_)
 
     @torch.no_grad()
     def _drop_twins(self, head: Head, rows: Tensor) -> None:

@@ -2,25 +2,28 @@
 
 `codes.sources` reads the rows and their embeddings, `codes.estimator` trains the head and
 `codes.judge` judges it. All is written to `.new` and published at the end. A killed fit keeps its
-embeddings; the same command fits the head again from the start.
+embeddings; the same command fits the head again. Codes with named dimensions are continued.
 """
 
 import os
 import shlex
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bayesncl.codes.encoders import RUNS_CODE, find_kind
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.factors import splits_in_two
-from bayesncl.codes.folder import About, CodesFolder
+from bayesncl.codes.folder import About, CodesFolder, Rows
 from bayesncl.codes.judge import judging_data
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
 from bayesncl.codes.transfer import carry_names
+from bayesncl.data.images import spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable, wrap
 from bayesncl.inputs import ENDINGS
@@ -36,6 +39,8 @@ FACTOR_NOTE = (
     "`--method factors` gives the rest dimensions of its own."
 )
 MAX_LINES = 4  # of the verdict, printed at the end
+SAME_EMBEDDINGS = 0.01  # relative difference of embeddings that one encoder may give twice
+MAX_COMPARED = 1000  # rows
 KINDS = {"photos": "photos", "array": "an array of embeddings", "run": "a run"}
 # options that apply to other kinds of sources than photos
 APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photos", "run"]}
@@ -62,7 +67,14 @@ def fit(
         rows, blocks = arrange(material)
         embeddings = staged.write_rows(rows, blocks)
         x = embeddings[: rows.fitted]
-        codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
+        named = named_codes(folder, rows, embeddings, options)
+        if named is not None:
+            codes = named.set_params(**codes.get_params() | {"warm_start": True})
+            note = f"continuing the codes in {out}, so that named dimensions keep their meaning"
+            display.note(f"{note} (--fresh starts over)")
+        if named is None or rows.names != folder.rows().names:
+            codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
+        codes.warm_start = False
         if codes.interrupted_:
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
@@ -85,6 +97,29 @@ def fit(
     for line in next_commands(material.about, out):
         display.note(line, wrap=False)
     return verdict
+
+
+def named_codes(
+    folder: CodesFolder, rows: Rows, embeddings: np.ndarray, options: Options
+) -> ReadableCodes | None:
+    """The codes in the folder, if a fit should continue them; else None.
+
+    They have names, their method and width are those asked for, and at least half of the rows are
+    theirs, with the same embeddings.
+    """
+    with suppress(InputError):  # there are none, or they are damaged
+        codes, index = folder.codes(), folder.rows().index
+        shared = [(index[name], i) for i, name in enumerate(rows.names) if name in index]
+        if (
+            folder.names(codes).dimensions and not options.fresh and 2 * len(shared) >= len(rows)
+            and codes.can_continue(options.method, options.n_components or "auto")
+            and codes.n_features_in_ == embeddings.shape[1]
+        ):  # fmt: skip
+            before, now = np.array(shared)[spread_evenly(len(shared), MAX_COMPARED)].T
+            old, new = folder.embeddings()[before], embeddings[now]
+            if np.linalg.norm(new - old) <= SAME_EMBEDDINGS * np.linalg.norm(old):
+                return codes
+    return None
 
 
 def publish(folder: CodesFolder, display: Display) -> None:
@@ -129,7 +164,7 @@ def source_kind(source: Path, out: Path) -> str:
 
 def check_options(source: Path, kind: str, options: Options) -> None:
     """Refuse options that do not apply to this kind of source."""
-    given = [name for name in ("images", "labels", "fresh") if getattr(options, name)]
+    given = [name for name in ("images", "labels") if getattr(options, name)]
     given += [name.replace("spec", "encoder") for name in options.encoder.given()]
     for name in given:
         if kind not in (kinds := APPLIES.get(name, ["photos"])):

@@ -56,7 +56,7 @@ class Options:
     encoder: Request = Request("")
     labels: Path | None = None
     images: Path | None = None
-    fresh: bool = False  # embed every photo again
+    fresh: bool = False  # embed every image again and do not continue earlier codes
 
 
 class Material(NamedTuple):

@@ -69,14 +69,14 @@ def transfer_names(
 ) -> tuple[Annotations, list[str]]:
     """Add entries of old dimensions to those of their matches, where these are certain.
 
-    Of different names for one dimension, that of the best match moves.
+    Of different names for one dimension, that of the best match moves; equal names are merged.
     """
     added, doubtful = Annotations(new.fingerprint, new.run, new.dims), []
     taken: dict[int, str] = {}
     for k in sorted(old.dimensions, key=lambda k: -matches[k].cosine):
         match, name = matches[k], old.name(k)
-        if match.certain and taken.setdefault(match.dimension, name) == name:
-            added.dimensions.setdefault(match.dimension, list(old.dimensions[k]))
+        if match.certain and (not name or taken.setdefault(match.dimension, name) == name):
+            added.dimensions.setdefault(match.dimension, []).extend(old.dimensions[k])
         else:
             doubtful.append(k)
     own = [k for k in sorted(doubtful) if not all(e.suggested for e in old.dimensions[k])]
@@ -84,7 +84,8 @@ def transfer_names(
     if suggested := len(doubtful) - len(own):
         lines.append(f"- not moved: {plural(suggested, 'suggestion')}, which can be made again")
     moved, total = len(old.dimensions) - len(doubtful), len(old.dimensions)
-    lines.insert(0, f"names: {moved} of {total} moved to the matching dimensions")
+    into = plural(len(added.dimensions), "matching dimension")
+    lines.insert(0, f"names: {moved} of {total} moved to {into}")
     return merge_names([new, added])[0], lines
 
 
@@ -94,4 +95,5 @@ def _describe(k: int, name: str, match: Match) -> str:
         best += ", which fits another name better"
     elif match.cosine >= SAME:
         best += f", but its strongest images keep {100 * match.strength:.0f} % of their strength"
-    return f"- not moved: z{k} {name!r} ({best if match.cosine > 0 else 'no match'})"
+    called = repr(name) if name else "without a name"
+    return f"- not moved: z{k} {called} ({best if match.cosine > 0 else 'no match'})"

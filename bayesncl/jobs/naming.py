@@ -8,7 +8,7 @@ from sklearn.preprocessing import normalize
 
 from bayesncl.codes import names
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.names import SUGGESTED, Annotations, Entry
+from bayesncl.codes.names import CHOICES, SUGGESTED, Annotations, Entry
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
@@ -104,15 +104,20 @@ def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
 
 
 def describe(named: Annotations) -> list[str]:
-    """A line per named dimension, with source and score of suggestions, and their number."""
-    lines = []
+    """A line per dimension with a name or mark, with the source of suggestions, and a count."""
+    lines, count = [], 0
+    marked = {mark: named.marked(mark) for mark in CHOICES["mark"]}
     for k in sorted(named.dimensions):
-        if name := named.name(k):
-            by = [e for e in named.dimensions[k] if e.suggested and e.name == name]
-            person = any(not e.suggested and e.name for e in named.dimensions[k])
-            source = by[0].author.removeprefix(SUGGESTED) if by and not person else ""
-            lines.append(f"z{k:<5} {name}" + (f"  ({by[0].note}, from {source})" if source else ""))
-    return [*lines, f"{len(lines):,} of {named.dims:,} dimensions have a name"]
+        name, entries = named.name(k), named.dimensions[k]
+        count += bool(name)
+        by = [e for e in entries if e.suggested and e.name == name]
+        person = any(not e.suggested and e.name for e in entries)
+        source = by[0].author.removeprefix(SUGGESTED) if by and not person else ""
+        notes = [f"({by[0].note}, from {source})"] if source else []
+        notes += [f"[{mark}]" for mark, found in marked.items() if k in found]
+        if name or notes:
+            lines.append("  ".join([f"z{k:<5} {name or '-'}", *notes]))
+    return [*lines, f"{count:,} of {named.dims:,} dimensions have a name"]
 
 
 def add_suggestions(

@@ -256,16 +256,20 @@ class Factors(Head):
         """New groups with these numbers of prototypes."""
         self.groups = nn.ModuleList(Prototypes(self.features, size) for size in sizes)
 
-    def divide(self, axes: Tensor) -> None:
-        """Make a first group of `COARSE` prototypes; the others will not see `axes` [A, F]."""
+    def divide(self, axes: Tensor, *, keep_groups: bool = False) -> None:
+        """Make a first group of `COARSE` prototypes; the others will not see `axes` [A, F].
+
+        With `keep_groups` there are as many groups as before.
+        """
         coarse = min(COARSE, self.dim // 4)
-        if len(axes) and coarse:
+        if len(axes) and coarse and not keep_groups:
             self.make_groups([coarse, self.dim - coarse])
+        if len(axes) and len(self.groups) > 1:
             self.axes = axes
 
     def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
-        seen = [rows] if self.axes is None else [rows, without_axes(rows, self.axes)]
-        return list(zip(self.groups, seen))
+        last = rows if self.axes is None else without_axes(rows, self.axes)
+        return list(zip(self.groups, [rows, last]))
 
     @torch.no_grad()
     def finish(self) -> None:

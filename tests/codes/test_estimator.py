@@ -100,6 +100,21 @@ def test_dropping_prototypes_keeps_the_others() -> None:
     torch.testing.assert_close(head(x).gated, expected)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_warm_start_continues(method: str) -> None:
+    x, more = make_rows(400), np.concatenate([make_rows(400), make_rows(40, seed=1)])
+    model = make_codes(16, 200, method=method).fit(x)
+    z = model.transform(x)
+    model.set_params(warm_start=True, random_state=1).fit(more)
+    after = model.transform(x)
+    cosine = (z * after).sum(0) / np.linalg.norm(z, axis=0) / np.linalg.norm(after, axis=0)
+    assert np.nanmean(cosine) > 0.97 and not (after == z).all()
+    with pytest.raises(ValueError, match="20 features"):
+        model.fit(x[:, :5])
+    with pytest.raises(InputError, match="warm_start continues 16 dimensions"):
+        model.set_params(n_components=8).fit(x)
+
+
 def test_automatic_width_keeps_copies_that_differ_in_details() -> None:
     rng = np.random.default_rng(0)
     heaps = 50 * rng.normal(size=(3, 20))[rng.integers(0, 3, 400)]

@@ -121,3 +121,15 @@ def test_prototypes_of_composed_images_are_told_of_factors() -> None:
     assert splits_in_two(ReadableCodes(16, max_iter=0).fit(x), x)
     x = one_thing(300)
     assert not splits_in_two(ReadableCodes(16, max_iter=0).fit(x), x)
+
+
+def test_warm_start_keeps_the_groups() -> None:
+    x = composed()[0]
+    codes = ReadableCodes(32, method="factors", random_state=0).fit(x[:500])
+    assert codes.groups_.max() == 1
+    z, groups = codes.transform(x), codes.groups_
+    codes.set_params(warm_start=True).fit(x)
+    assert (codes.groups_ == groups).all()
+    after = codes.transform(x)
+    cosine = (z * after).sum(0) / np.linalg.norm(z, axis=0) / np.linalg.norm(after, axis=0)
+    assert cosine.mean() > 0.95

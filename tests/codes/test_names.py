@@ -12,6 +12,7 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, merge_names, read_names, write_names
 from bayesncl.codes.transfer import Match, match_dimensions, transfer_names
 from bayesncl.errors import InputError
+from bayesncl.measure.columns import stability
 from tests.conftest import unit_length
 
 RNG = np.random.default_rng(0)
@@ -70,12 +71,18 @@ def blobs(n: int, classes: int = 4) -> np.ndarray:
 def test_doubtful_names_are_listed_and_not_moved() -> None:
     named = {0: [ANN], 1: [Entry("red")], 2: [Entry("blue")], 3: [Entry("low")], 4: [Entry("pale")]}
     named[5] = [Entry("ant", author="bayesncl:labels")]
-    old = Annotations("old", "", 6, named)
+    named[6] = [Entry("red", mark="readable", author="Ben")]
+    named[7] = [Entry(mark="noise", author="Eve")]
+    old = Annotations("old", "", 8, named)
     new = Annotations("new", "", 4, {3: [Entry("rot", author="Ben")]})
     matches = [Match(3, 0.9, 1), Match(3, 0.8, 1), Match(3, 0.85, 1), Match(1, 0.6, 1)]
-    names, result = transfer_names(old, new, [*matches, Match(2, 0.9, 0.5), Match(0, 0.2, 1)])
-    assert [entry.name for entry in names.dimensions[3]] == ["rot", "red"]
-    assert set(names.dimensions) == {3} and "2 of 6 moved" in result[0]
+    matches += [Match(2, 0.9, 0.5), Match(0, 0.2, 1), Match(3, 0.75, 1), Match(3, 0.72, 1)]
+    names, result = transfer_names(old, new, matches)
+    # both entries of "red" move, and the mark without a name
+    assert {(e.name, e.mark) for e in names.dimensions[3]} >= {
+        ("red", ""), ("red", "readable"), ("", "noise")
+    }
+    assert set(names.dimensions) == {3} and "4 of 8 moved to 1 matching dim" in result[0]
     assert "1 suggestion" in result.pop()
     reasons = {"'blue' (best match z3": "another name", "'low'": "0.60", "'pale'": "50 %"}
     for line, (name, reason) in zip(result[1:], reasons.items(), strict=True):
@@ -131,6 +138,29 @@ def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
     assert run("embed", "codes", "x.npy", "-o", "e.csv", "--quiet").status == 0
     assert Path("e.csv").read_text().split("\n")[0] == ",".join(["name", "novelty", *after.columns(8)])
     assert run(*fit).status == 0 and folder.names() == after  # the same fit changes nothing
+
+
+def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
+    fit = ("fit", "x.npy", "-o", "codes", "--components", "16")
+    np.save("x.npy", blobs(300, 12))
+    assert run(*fit, "--quiet").status == 0
+    folder = CodesFolder("codes")
+    old, own = folder.codes(), folder.names()
+    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in range(16)}
+    folder.save_names(own)
+    kept = {k: f"thing {k}" for k in range(16)}
+    again = run(*fit)
+    assert "continuing the codes" in again.err and folder.names() == own  # nothing is new
+    np.save("x.npy", blobs(330, 12))
+    assert run(*fit).status == 0
+    new = folder.codes()
+    assert not new.warm_start and folder.fingerprint() != own.fingerprint
+    assert {k: folder.names().name(k) for k in range(16)} == kept  # none changed its place
+    z = [codes.transform(blobs(330, 12)) for codes in (old, new)]
+    assert stability(*z)["mean_cosine"] > 0.97
+    for other in (("--fresh",), ("--components", "12"), ("--method", "ncl")):
+        assert "continuing" not in run(*fit, *other).err
+        folder.save_names(folder.names())
 
 
 def test_a_damaged_names_file_is_refused_before_the_work(run, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from bayesncl.codes.encoders import Request
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, write_names
-from bayesncl.jobs.naming import directions, name_by_labels, name_by_words
+from bayesncl.jobs.naming import describe, directions, name_by_labels, name_by_words
 from tests.commands import refused
 from tests.conftest import unit_length
 
@@ -147,3 +147,18 @@ def test_names_from_the_classifier_of_a_timm_model(
     about = replace(about, encoder=Request("model.onnx"))
     codes.about_file.write_text(about.to_json())
     refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
+
+
+def test_the_list_shows_names_sources_and_marks() -> None:
+    named = Annotations("f", "", 9, {
+        2: [Entry("gull", mark="readable", author="Ann"), Entry("tern", author="bayesncl:words")],
+        3: [Entry("sea", "suggested, score 0.80", author="bayesncl:labels")],
+        5: [Entry(mark="irrelevant", author="Ben")],
+        6: [Entry(note="look again", author="Ben")],
+    })  # fmt: skip
+    assert describe(named) == [
+        "z2     gull  [readable]",
+        "z3     sea  (suggested, score 0.80, from labels)",
+        "z5     -  [irrelevant]",
+        "2 of 9 dimensions have a name",
+    ]
