@@ -55,7 +55,7 @@ INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
-WARM_RATE = 0.1  # of the learning rate, where a fit continues
+WARM_RATE = 0.05  # of the learning rate, where a fit continues
 THIN_AT = 0.3, 0.6, 1.0  # shares of the training after which twins are dropped
 LEAST_LEFT = 1 / 8  # of the dimensions; fewer differ too little for any to be dropped
 NEIGHBOR_SECONDS = 60.0  # a search that took longer is saved
@@ -111,7 +111,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     positives : what a row should agree with, its ``neighbors`` or ``self``; pairs passed to `fit`
         replace both.
     max_samples : `fit` uses at most this many rows, drawn at random; None uses all.
-    warm_start : `fit` continues from the fitted codes, at a tenth of the learning rate, so that
+    warm_start : `fit` continues from the fitted codes, at a twentieth of the learning rate, so that
         dimensions keep their meaning when rows are added. Needs the same columns, `method` and
         number of dimensions.
     sparse_output : return a scipy CSR matrix; ``prototypes`` has no zeros, so it needs `n_active`.
@@ -212,7 +212,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         progress: Progress,
     ) -> ReadableCodes:  # fmt: skip
         self.check_options()
-        warm = self.warm_start and hasattr(self, "head_")
+        warm = self._continues
         if warm and not self.can_continue(self.method, self.n_components):
             fitted = f"{self.n_components_} dimensions by {self.method_}"
             raise InputError(f"warm_start continues {fitted}: leave method and n_components as is")
@@ -271,7 +271,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
         warmup = min(WARMUP_STEPS, steps // 4)
-        thins = self.n_components == "auto" and head.thins
+        thins = self.n_components == "auto" and head.thins and not self._continues
         thin_after = {math.ceil(share * steps) for share in THIN_AT if thins}
         (group,) = optimizer.param_groups
         self.interrupted_, done = False, 0
@@ -296,6 +296,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         self.n_iter_ = done
         self.loss_ = float(losses[:done].mean())  # NaN without a step
+
+    @property
+    def _continues(self) -> bool:
+        """Whether `fit` starts from fitted codes; it then keeps all their dimensions."""
+        return self.warm_start and hasattr(self, "head_")
 
     def can_continue(self, method: str, n_components: int | str) -> bool:
         """Whether `warm_start` can continue these fitted codes by a method and width."""

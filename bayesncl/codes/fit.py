@@ -35,12 +35,13 @@ from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 
 FACTOR_NOTE = (
-    "The images split in two by something unrelated to the rest, such as a background: "
-    "`--method factors` gives the rest dimensions of its own."
+    "Something that says little about the rest, such as the background, splits the images in two. "
+    "For dimensions that ignore it, use `--method factors`."
 )
 MAX_LINES = 4  # of the verdict, printed at the end
 SAME_EMBEDDINGS = 0.01  # relative difference of embeddings that one encoder may give twice
 MAX_COMPARED = 1000  # rows
+MIN_KNOWN = 0.75  # share of the rows that codes with names must know to be continued
 KINDS = {"photos": "photos", "array": "an array of embeddings", "run": "a run"}
 # options that apply to other kinds of sources than photos
 APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photos", "run"]}
@@ -104,14 +105,15 @@ def named_codes(
 ) -> ReadableCodes | None:
     """The codes in the folder, if a fit should continue them; else None.
 
-    They have names, their method and width are those asked for, and at least half of the rows are
-    theirs, with the same embeddings.
+    They have names, their method and width are those asked for, and at least three quarters of the
+    rows are theirs, with the same embeddings.
     """
     with suppress(InputError):  # there are none, or they are damaged
         codes, index = folder.codes(), folder.rows().index
         shared = [(index[name], i) for i, name in enumerate(rows.names) if name in index]
         if (
-            folder.names(codes).dimensions and not options.fresh and 2 * len(shared) >= len(rows)
+            folder.names(codes).dimensions and not options.fresh
+            and len(shared) >= MIN_KNOWN * len(rows)
             and codes.can_continue(options.method, options.n_components or "auto")
             and codes.n_features_in_ == embeddings.shape[1]
         ):  # fmt: skip

@@ -85,6 +85,8 @@ def test_automatic_width_has_few_twins(method: str, tmp_path: Path) -> None:
     auto.save(tmp_path / "codes.safetensors")
     again = ReadableCodes.load(tmp_path / "codes.safetensors")
     assert (again.transform(x) == auto.transform(x)).all()
+    width = auto.n_components_
+    assert again.set_params(warm_start=True).fit(x).n_components_ == width
 
 
 def test_dropping_prototypes_keeps_the_others() -> None:
@@ -109,6 +111,7 @@ def test_warm_start_continues(method: str) -> None:
     after = model.transform(x)
     cosine = (z * after).sum(0) / np.linalg.norm(z, axis=0) / np.linalg.norm(after, axis=0)
     assert np.nanmean(cosine) > 0.97 and not (after == z).all()
+    assert after.shape == z.shape
     with pytest.raises(ValueError, match="20 features"):
         model.fit(x[:, :5])
     with pytest.raises(InputError, match="warm_start continues 16 dimensions"):
