@@ -51,7 +51,7 @@ def figures(
     again, control_again : codes [N, D] of another seed, trained and untrained.
     factors, swapped : labels [N] by name and codes [N, D], see `factors.summary`.
     groups : [D], the group of each dimension, if they come in groups.
-    ks, queries : dimensions kept per image, 5 among them; queries of retrieval (None: all).
+    ks, queries : dimensions kept per image, 2 and 5 among them; queries of retrieval (None: all).
     everything : also F1 and IoU of codes in which very many entries fire.
     """
     codes = as_codes(z)
@@ -157,7 +157,7 @@ def least_alike(embeddings: Any, noise: np.ndarray | None, seed: int) -> float:
 
 def _clearest(codes: np.ndarray, index: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
     """The dimension whose largest class has the greatest share of its images, and that class."""
-    fires = topk.class_counts(topk.keep(codes, KEPT), index)
+    fires = topk.class_counts(topk.keep(codes, topk.CLASS_KEPT), index)
     support, share = largest_share(fires)
     counted = support >= MIN_SUPPORT
     j = int(np.where(counted, share, -1).argmax())

@@ -24,6 +24,7 @@ from bayesncl.method.losses import ACTIVE
 
 TOP = 10  # strongest images of a dimension
 KEPT = 5  # dimensions kept per image where one number must do
+CLASS_KEPT = 2  # ... to judge dimensions by classes: distinct ones describe an image by few
 KS = (1, 2, 5, 10)  # ... elsewhere
 FACTOR_KS = (5, 16)  # ... where images have several known factors
 PRECISION_AT = 5

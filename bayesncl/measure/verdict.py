@@ -11,7 +11,7 @@ from bayesncl.errors import wrap
 from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
 from bayesncl.measure.result import Figure, Result, Tree
-from bayesncl.measure.topk import KEPT, TOP
+from bayesncl.measure.topk import CLASS_KEPT, KEPT, TOP
 
 ALIKE = 7  # a dimension is readable if so many of its TOP strongest images share a class
 MIN_IMAGES = 50  # below, single dimensions are not judged
@@ -144,9 +144,9 @@ def _readable(found: Result, dimensions: int) -> Tree:
 
 
 def _one_class(found: Result) -> Tree:
-    rule = f"at least half of the images that keep a dimension are of one class; {KEPT} dimensions "
-    rule += f"kept per image, dimensions kept by {MIN_SUPPORT} or more images"
-    figure = found[f"kept/{KEPT}/about_one_class"]
+    rule = "at least half of the images that keep a dimension are of one class; "
+    rule += f"{CLASS_KEPT} kept per image, dimensions kept by {MIN_SUPPORT} or more images"
+    figure = found[f"kept/{CLASS_KEPT}/about_one_class"]
     if figure.value is None:
         advice = "No dimension is kept by enough images: use more images or fewer dimensions."
         return _line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
@@ -158,7 +158,7 @@ def _one_class(found: Result) -> Tree:
 
 
 def _own_dimension(found: Result, classes: int) -> Tree:
-    figure = found[f"kept/{KEPT}/classes_owned_evenly"]
+    figure = found[f"kept/{CLASS_KEPT}/classes_owned_evenly"]
     count = figure.value or 0
     rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
     rule += "or half of an even share where dimensions far outnumber classes"
