@@ -206,6 +206,9 @@ def load_explanation(folder: CodesFolder) -> dict[str, Any] | None:
     tree, clean = folder.load_result("explain"), clean_classes(folder.rows())
     for weight in () if tree is None else tree["weights"]:
         weight["label"] = clean.get(weight["label"], weight["label"])
+    for score in () if tree is None else tree["scores"].values():
+        name, comma, group = score.get("where", "").partition(", ")
+        score["where"] = clean.get(name, name) + comma + group
     return tree
 
 

@@ -167,9 +167,10 @@ def explain_codes(
         names=annotations.columns(codes.n_components_),
     )  # fmt: skip
     scores = {
-        name: {key: score[key] for key in ("average", "worst")}
+        name: {key: score[key] for key in ("average", "worst")} | {"where": _worst_group(score)}
         for name, score in found.scores.items()
     }
+    scores["chance"] = {"average": found.chance, "worst": None, "where": ""}
     weights = [weight._asdict() for weight in found.weights]
     tree = {"scores": scores, "group_share": found.group_share, "weights": weights}
     folder.save_result("explain", tree)

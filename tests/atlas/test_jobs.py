@@ -145,12 +145,14 @@ def test_an_explanation_names_classes_as_the_page_does(run, tmp_path: Path) -> N
 def test_dimensions_for_and_against_a_class(driver, case: Case, tmp_path: Path) -> None:
     common = {"label": HOSTILE, "name": "", "group": "sea", "irrelevant": "no"}
     weights = [{"dimension": k, "weight": w, **common} for k, w in ((4, 1.25), (2, -0.5))]
-    scores = {"codes, few dimensions": {"average": 63.2, "worst": 20.1}}
+    score = {"average": 63.2, "worst": 20.1, "where": "owl, sea"}
+    chance = {"average": 50.5, "worst": None, "where": ""}
+    scores = {"codes, few dimensions": score, "chance": chance}
     found = {"scores": scores, "weights": weights, "group_share": 87.0}
     page = build_atlas(tmp_path / "atlas", [AtlasRun("a", case.z, explain=found)], case.images)
     driver.visit(page, "#/explain")
     (main,) = driver.text("main")
-    assert all(word in main for word in (HOSTILE, "63.2 %", "20.1 %", "87 %", "sea"))
+    assert all(word in main for word in (HOSTILE, "63.2 %", "20.1 % (owl, sea)", "50.5 %", "87 %"))
     tiles = driver.find_elements("css selector", "a.tile")
     assert [tile.get_attribute("href").split("#")[1] for tile in tiles] == ["/dim/4", "/dim/2"]
     assert main.index("+1.25") < main.index("Against") < main.index("0.50")

@@ -4,7 +4,8 @@ async function viewExplain({ run, stage }) {
   const { scores, weights, group_share: share } = run.explain;
   const one = (value) => (value === null ? "–" : `${fixed(value, 1)} %`);
   const accuracy = table("Accuracy on held-out images", ["Classifier", "#All images", share === null ? "#Worst class" : "#Worst group"],
-    h("tbody", {}, Object.entries(scores).map(([name, score]) => tableRow(null, name, [], [one(score.average), one(score.worst)]))));
+    h("tbody", {}, Object.entries(scores).map(([name, score]) => tableRow(null, name, [], [one(score.average),
+      one(score.worst) + (score.where ? ` (${score.where})` : "")]))));
   const line = (w) => [`weight ${w.weight > 0 ? "+" : "−"}${fixed(Math.abs(w.weight), 2)}`,
     w.group && `about ${w.group}`, markOf(run, w.dimension) === "irrelevant" && "irrelevant"]
     .filter(Boolean).join(" · ");
