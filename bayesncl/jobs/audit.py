@@ -35,7 +35,7 @@ ODD_DEVIATIONS = 3.0  # below the median, in robust standard deviations
 THUMBNAIL = 16  # side in gray pixels
 # least correlation of two copies; and where they differ by few gray levels (root mean square)
 SAME_PIXELS, ALMOST_SAME, LEVELS = 0.99, 0.95, 5.0
-SHOWN = 34  # characters of a file name
+SHOWN, SHOWN_CLASS = 34, 15  # characters of a file name and of a class
 CANDIDATES = 3  # nearest thumbnails of each, among which copies are found
 
 
@@ -215,8 +215,9 @@ def summarize(found: Sequence[Finding], n: int = 5) -> str:
         some = [finding for finding in found if finding.kind == kind]
         lines.append(plural(len(some), f"possible {kind}" if kind == WRONG else kind))
         for f in some[:n]:
-            what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
-            lines.append(f"  {f.score:5.2f}  {_ending(f.image):{SHOWN}}  {_ending(what)}".rstrip())
+            classes = [printable(label, SHOWN_CLASS) for label in (f.label, f.suggested)]
+            what = " -> ".join(classes) if f.suggested else _ending(f.other)
+            lines.append(f"  {f.score:5.2f}  {_ending(f.image):{SHOWN}}  {what}".rstrip())
     return "\n".join(lines)
 
 
