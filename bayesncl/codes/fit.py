@@ -30,7 +30,6 @@ from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
 from bayesncl.measure.figures import figures
 from bayesncl.measure.result import Tree
-from bayesncl.measure.topk import CLASS_KEPT, KEPT
 from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 
@@ -80,7 +79,7 @@ def fit(
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
         z, labels, further = judging_data(codes, embeddings, rows)
-        verdict = figures(z, labels, **further, ks=(CLASS_KEPT, KEPT), seed=options.seed).verdict
+        verdict = figures(z, labels, **further, ks=(), seed=options.seed).verdict
         staged.write_codes(material.about, codes, verdict)
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)

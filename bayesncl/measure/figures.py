@@ -51,11 +51,12 @@ def figures(
     again, control_again : codes [N, D] of another seed, trained and untrained.
     factors, swapped : labels [N] by name and codes [N, D], see `factors.summary`.
     groups : [D], the group of each dimension, if they come in groups.
-    ks, queries : dimensions kept per image, 2 and 5 among them; queries of retrieval (None: all).
+    ks, queries : dimensions kept per image, besides 2 and 5; queries of retrieval (None: all).
     everything : also F1 and IoU of codes in which very many entries fire.
     """
     codes = as_codes(z)
     n, width = codes.shape
+    ks = sorted({*ks, topk.CLASS_KEPT, KEPT})
     untrained = None if control is None else as_codes(control)
     if untrained is not None and untrained.shape != codes.shape:
         shapes = f"{list(codes.shape)} like the codes, got {list(untrained.shape)}"

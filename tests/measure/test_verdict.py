@@ -18,7 +18,7 @@ from tests.measure.test_topk import codes
 
 
 def verdict(*given, **options) -> dict[str, Any]:
-    return figures(*given, ks=(5,), **options).verdict
+    return figures(*given, ks=(), **options).verdict
 
 
 def checked(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_many_dimensions_share_a_class_evenly() -> None:
     rng, y = np.random.default_rng(0), np.arange(1500) % 5
     z = np.zeros((1500, 100))
     z[np.arange(1500), y * 20 + rng.integers(20, size=1500)] = 1
-    tree = figures(z, y, ks=(2, 5))
+    tree = figures(z, y, ks=())
     assert tree["kept/2/classes_owned"].value == 0
     assert checked(tree.verdict)["own_dimension"]["value"] == 5
     assert tree["kept/2/classes_owned_evenly"].chance < 5
