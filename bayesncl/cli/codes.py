@@ -57,7 +57,7 @@ def fit(
         default="prototypes",
     ),
     components: int | None = opt(
-        "N", "Number of dimensions (default: at most 4 sqrt(images), chosen from the data).", min=1
+        "N", "Number of dimensions (default: from the data, at most about 4 sqrt(images)).", min=1
     ),
     active: int | None = common.ACTIVE,
     labels: Path | None = opt(
@@ -65,7 +65,7 @@ def fit(
     ),
     images: Path | None = opt("DIR", "For an array: folder of the images its rows describe."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
-    fresh: bool = flag("--fresh", "Start over: keep no embeddings and continue no codes."),
+    fresh: bool = flag("--fresh", "Start over: embed all images again and fit new codes."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
     """Fit sparse, readable codes to photos or embeddings.

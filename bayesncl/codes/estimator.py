@@ -96,7 +96,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     ----------
     n_components : number of dimensions D. ``"auto"`` starts with about 4 sqrt(N), at most N / 4,
         rounded to a power of two, at most 4,096 (1024 for 50,000 rows, 128 for 1,000);
-        ``prototypes`` and ``factors`` then drop dimensions that repeat another (cosine above 0.9).
+        ``prototypes`` and ``factors`` then drop those that duplicate another (cosine above 0.9).
     method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``factors``
         (the same in groups, where images are composed of two things), ``ncl`` (non-negative
         contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
@@ -215,7 +215,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         warm = self._continues
         if warm and not self.can_continue(self.method, self.n_components):
             fitted = f"{self.n_components_} dimensions by {self.method_}"
-            raise InputError(f"warm_start continues {fitted}: leave method and n_components as is")
+            raise InputError(f"warm_start continues {fitted}: keep method and n_components")
         source = self._as_rows(X, reset=not warm)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
@@ -308,7 +308,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     @torch.no_grad()
     def _drop_twins(self, head: Head, rows: Tensor) -> None:
-        """Drop dimensions that repeat another on these rows, unless too few would be left."""
+        """Drop dimensions that duplicate another on these rows, unless too few would be left."""
         some = rows[spread_evenly(len(rows), MAX_TWIN_ROWS)]
         left = distinct(head.eval()(some).gated)
         head.train()

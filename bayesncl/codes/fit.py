@@ -34,8 +34,8 @@ from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 
 FACTOR_NOTE = (
-    "Something that says little about the rest, such as the background, splits the images in two. "
-    "For dimensions that ignore it, use `--method factors`."
+    "The images fall into two groups, such as two backgrounds, that have little to do with their "
+    "other content. For dimensions that ignore these groups, use `--method factors`."
 )
 MAX_LINES = 4  # of the verdict, printed at the end
 SAME_EMBEDDINGS = 0.01  # relative difference of embeddings that one encoder may give twice

@@ -53,7 +53,7 @@ class Head(nn.Module):
     dim: int
     kind: gates.GateKind | None = None  # of its gates
     zeros = True  # whether its codes contain exact zeros
-    thins = False  # whether `fit` may drop dimensions that repeat another
+    thins = False  # whether `fit` may drop dimensions that duplicate another
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of h [N, F]; in training, noisy gates derive their noise from `uniform`."""
