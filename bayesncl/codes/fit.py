@@ -10,6 +10,7 @@ import shlex
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,8 @@ def fit(
         z, labels, further = judging_data(codes, embeddings, rows)
         verdict = figures(z, labels, **further, ks=(), seed=options.seed).verdict
         staged.write_codes(material.about, codes, verdict)
+        if named is not None and (key := staged.fingerprint()) != folder.fingerprint():
+            folder.save_names(replace(folder.names(), fingerprint=key))  # the same dimensions
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)

@@ -36,6 +36,9 @@ def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, list[s
     names, into = old.names(), new.names()
     if not names.dimensions or names.fingerprint == into.fingerprint:
         return into, []
+    for known in old.all_names():
+        if (known.fingerprint, known.dimensions) == (into.fingerprint, names.dimensions):
+            return known, []  # codes that continue the old ones have the same dimensions
     index = new.rows().index
     pairs = [(i, index[name]) for i, name in enumerate(old.rows().names) if name in index]
     if len(pairs) < MIN_SHARED:
