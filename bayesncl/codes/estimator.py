@@ -217,15 +217,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             fitted = f"{self.n_components_} dimensions by {self.method_}"
             raise InputError(f"warm_start continues {fitted}: keep method and n_components")
         source = self._as_rows(X, reset=not warm)
+        if len(source) < 2:
+            raise InputError(f"n_samples={len(source)}: at least 2 rows are needed")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
         chosen = self._draw_rows(len(source), seed)
         n = len(chosen)
         if given is not None and n < len(source):
             raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
-        if not warm:
-            self.n_components_ = int(_auto(self.n_components, choose_components(n)))
-        dim = self.n_components_
+        dim = int(_auto(self.n_components, choose_components(n)))
+        dim = self.n_components_ if warm else dim
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
         moments = self.moments_ if warm else measure_moments(source, chosen)
@@ -249,7 +250,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             partners, self.recall_ = given, 1.0
             if partners is None:
                 saved = neighbors_file if len(parts) == 1 else None
-                partners, self.recall_ = self._find_partners(seen, moments, saved, progress)
+                partners, self.recall_ = self._find_partners(seen, dim, moments, saved, progress)
             size = min(batch, len(seen))
             steps = int(_auto(self.max_iter, choose_steps(len(seen), size)))
             rate = group_rate(steps) if number else LEARNING_RATE
@@ -543,8 +544,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self, as_numpy(X) if isinstance(X, Tensor) else X, reset=reset, dtype="numeric",
             ensure_all_finite=False,
         )  # fmt: skip
-        if reset and len(found) < 2:
-            raise InputError(f"n_samples={len(found)}: at least 2 rows are needed")
         return found
 
     def _draw_rows(self, count: int, seed: int) -> np.ndarray:
@@ -556,13 +555,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return np.sort(drawn.numpy())
 
     def _find_partners(
-        self, rows: Tensor, moments: Moments, path: Path | str | None, progress: Progress
+        self, rows: Tensor, dim: int, moments: Moments, path: Path | str | None, progress: Progress
     ) -> tuple[Tensor, float]:
         """Rows [N, K] that partners are drawn from, and the recall of their search."""
         n = len(rows)
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
             return torch.arange(n)[:, None], 1.0
-        k = min(int(_auto(self.n_neighbors, choose_neighbors(n, self.n_components_))), n - 1)
+        k = min(int(_auto(self.n_neighbors, choose_neighbors(n, dim))), n - 1)
         key = f"{n} {k} {digest(moments._asdict())}"
         if path is not None and Path(path).is_file():
             # NumPy notices damage by a checksum, and raises many types

@@ -116,6 +116,18 @@ def test_warm_start_continues(method: str) -> None:
         model.fit(x[:, :5])
     with pytest.raises(InputError, match="warm_start continues 16 dimensions"):
         model.set_params(n_components=8).fit(x)
+    with pytest.raises(InputError, match="at least 2 rows"):
+        model.set_params(n_components=16).fit(x[:1])
+
+
+def test_a_fit_that_fails_keeps_the_codes() -> None:
+    x = make_rows(400)
+    model = make_codes("auto", 60).fit(x)
+    z, width = model.transform(x), model.n_components_
+    with pytest.raises(InputError, match="are the same"):
+        model.fit(np.ones((4000, x.shape[1])))
+    assert model.n_components_ == width
+    np.testing.assert_array_equal(model.transform(x), z)
 
 
 def test_automatic_width_keeps_copies_that_differ_in_details() -> None:
