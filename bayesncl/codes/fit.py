@@ -19,7 +19,7 @@ import torch
 from bayesncl.codes.encoders import RUNS_CODE, find_kind
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.factors import splits_in_two
-from bayesncl.codes.folder import About, CodesFolder, Rows
+from bayesncl.codes.folder import About, CodesFolder, Rows, checksum
 from bayesncl.codes.judge import judging_data
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
@@ -28,7 +28,7 @@ from bayesncl.data.images import spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable, wrap
 from bayesncl.inputs import ENDINGS
-from bayesncl.io import is_codes
+from bayesncl.io import EMBEDDINGS, is_codes
 from bayesncl.measure.figures import figures
 from bayesncl.measure.result import Tree
 from bayesncl.progress import Display, duration, plural
@@ -73,7 +73,7 @@ def fit(
             codes = named.set_params(**codes.get_params() | {"warm_start": True})
             note = f"continuing the codes in {out}, so that named dimensions keep their meaning"
             display.note(f"{note} (--fresh starts over)")
-        if named is None or rows.names != folder.rows().names:
+        if named is None or checksum(staged.embeddings_file) != folder.about().files[EMBEDDINGS]:
             codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
         codes.warm_start = False
         if codes.interrupted_:
@@ -121,7 +121,9 @@ def named_codes(
         ):  # fmt: skip
             before, now = np.array(shared)[spread_evenly(len(shared), MAX_COMPARED)].T
             old, new = folder.embeddings()[before], embeddings[now]
-            if np.linalg.norm(new - old) <= SAME_EMBEDDINGS * np.linalg.norm(old):
+            change, length = (np.linalg.norm(each, axis=1) for each in (new - old, old))
+            same = float(np.mean(change <= SAME_EMBEDDINGS * length))
+            if same * len(shared) >= MIN_KNOWN * len(rows):
                 return codes
     return None
 

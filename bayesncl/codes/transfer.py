@@ -72,14 +72,17 @@ def transfer_names(
 ) -> tuple[Annotations, list[str]]:
     """Add entries of old dimensions to those of their matches, where these are certain.
 
-    Of different names for one dimension, that of the best match moves; equal names are merged.
+    Of different names for one dimension, that of the best match moves; equal names are merged. Of
+    one author the entry of the best match moves, one with a name before one without.
     """
     added, doubtful = Annotations(new.fingerprint, new.run, new.dims), []
     taken: dict[int, str] = {}
-    for k in sorted(old.dimensions, key=lambda k: -matches[k].cosine):
+    for k in sorted(old.dimensions, key=lambda k: (not old.name(k), -matches[k].cosine)):
         match, name = matches[k], old.name(k)
         if match.certain and (not name or taken.setdefault(match.dimension, name) == name):
-            added.dimensions.setdefault(match.dimension, []).extend(old.dimensions[k])
+            there = added.dimensions.setdefault(match.dimension, [])
+            authors = {entry.author for entry in there}
+            there += [entry for entry in old.dimensions[k] if entry.author not in authors]
         else:
             doubtful.append(k)
     own = [k for k in sorted(doubtful) if not all(e.suggested for e in old.dimensions[k])]

@@ -90,6 +90,14 @@ def test_doubtful_names_are_listed_and_not_moved() -> None:
     assert new.dimensions == {3: [Entry("rot", author="Ben")]}  # unchanged
 
 
+def test_a_mark_does_not_replace_a_name_that_moves_to_the_same_dimension() -> None:
+    mark = Entry(mark="noise", author="Ann", time="2026-02-01")
+    old = Annotations("old", "", 2, {0: [mark], 1: [ANN]})
+    matches = [Match(3, 0.9, 1), Match(3, 0.8, 1)]
+    names, _ = transfer_names(old, Annotations("new", "", 4), matches)
+    assert names.name(3) == "red"
+
+
 def test_matches_against_a_loop() -> None:
     a, b = RNG.random((40, 5)), RNG.random((40, 6))
     b[:, 4], b[:, 0] = a[:, 2], 0
@@ -158,6 +166,12 @@ def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
     assert {k: folder.names().name(k) for k in range(16)} == kept  # none changed its place
     z = [codes.transform(blobs(330, 12)) for codes in (old, new)]
     assert stability(*z)["mean_cosine"] > 0.97
+    x, key = blobs(330, 12), folder.fingerprint()
+    x[:33] = x[33:66]  # a few images changed, and kept their names
+    np.save("x.npy", x)
+    assert "continuing" in run(*fit).err and folder.fingerprint() != key
+    np.save("x.npy", np.roll(x, 1, axis=0))
+    assert "continuing" not in run(*fit).err
     for other in (("--fresh",), ("--components", "12"), ("--method", "ncl")):
         assert "continuing" not in run(*fit, *other).err
         folder.save_names(folder.names())
