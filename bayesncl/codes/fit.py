@@ -42,6 +42,7 @@ MAX_LINES = 4  # of the verdict, printed at the end
 SAME_EMBEDDINGS = 0.01  # relative difference of embeddings that one encoder may give twice
 MAX_COMPARED = 1000  # rows
 MIN_KNOWN = 0.75  # share of the rows that codes with names must know to be continued
+MAX_FITTED = 0.05  # share of the held-out rows that these codes may have been fitted on
 KINDS = {"photos": "photos", "array": "an array of embeddings", "run": "a run"}
 # options that apply to other kinds of sources than photos
 APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photos", "run"]}
@@ -107,15 +108,17 @@ def named_codes(
 ) -> ReadableCodes | None:
     """The codes in the folder, if a fit should continue them; else None.
 
-    They have names, their method and width are those asked for, and at least three quarters of the
-    rows are theirs, with the same embeddings.
+    They have names, their method and width are those asked for, at least three quarters of the rows
+    are theirs, with the same embeddings, and nearly all held-out rows are new or were held out.
     """
     with suppress(InputError):  # there are none, or they are damaged
-        codes, index = folder.codes(), folder.rows().index
+        codes, earlier = folder.codes(), folder.rows()
+        index, held = earlier.index, rows.names[rows.fitted :]
         shared = [(index[name], i) for i, name in enumerate(rows.names) if name in index]
         if (
             folder.names(codes).dimensions and not options.fresh
             and len(shared) >= MIN_KNOWN * len(rows)
+            and len({*held} & {*earlier.names[: earlier.fitted]}) <= MAX_FITTED * len(held)
             and codes.can_continue(options.method, options.n_components or "auto")
             and codes.n_features_in_ == embeddings.shape[1]
         ):  # fmt: skip

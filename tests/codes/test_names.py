@@ -170,6 +170,8 @@ def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
     x[:33] = x[33:66]  # a few images changed, and kept their names
     np.save("x.npy", x)
     assert "continuing" in run(*fit).err and folder.fingerprint() != key
+    np.savez("x.npz", z=x, test=np.arange(330) % 10 == 0)  # rows that were fitted are to judge
+    assert "continuing" not in run(*fit[:1], "x.npz", *fit[2:]).err
     np.save("x.npy", np.roll(x, 1, axis=0))
     assert "continuing" not in run(*fit).err
     for other in (("--fresh",), ("--components", "12"), ("--method", "ncl")):
