@@ -30,7 +30,7 @@ from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.inputs import as_numpy
 from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
 from bayesncl.measure.columns import MAX_TWIN_ROWS, distinct
-from bayesncl.measure.neighbors import nearest
+from bayesncl.measure.neighbors import nearest, shared_neighbors
 from bayesncl.measure.preprocess import (
     Moments,
     load_rows,
@@ -40,10 +40,11 @@ from bayesncl.measure.preprocess import (
     restore,
     unit_length,
 )
+from bayesncl.measure.topk import KEPT
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
 from bayesncl.method.lars import Light, warmup_cosine
-from bayesncl.method.losses import check_n_active, keep_strongest
+from bayesncl.method.losses import check_n_active, keep_strongest, unit_rows
 from bayesncl.method.rng import epoch_order, make_key, uniform
 from bayesncl.progress import Display
 
@@ -57,7 +58,8 @@ MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
 WARM_RATE = 0.05  # of the learning rate, where a fit continues
 THIN_AT = 0.3, 0.6, 1.0  # shares of the training after which twins are dropped
-LEAST_LEFT = 1 / 8  # of the dimensions; fewer differ too little for any to be dropped
+LEAST_SHARED = 0.25  # of the neighbors that codes find, which they still must find without twins
+MAX_JUDGED_ROWS = 2000  # on which this is judged
 NEIGHBOR_SECONDS = 60.0  # a search that took longer is saved
 # integer options: smallest value, and the one other value they may have
 INTEGERS = {
@@ -309,12 +311,20 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     @torch.no_grad()
     def _drop_twins(self, head: Head, rows: Tensor) -> None:
-        """Drop dimensions that duplicate another on these rows, unless too few would be left."""
+        """Drop dimensions that duplicate another, unless codes then miss most neighbors of rows."""
         some = rows[spread_evenly(len(rows), MAX_TWIN_ROWS)]
-        left = distinct(head.eval()(some).gated)
+        z = head.eval()(some).gated
         head.train()
-        if len(left) >= max(LEAST_LEFT * head.dim, self.n_active or 2):
-            head.thin(torch.from_numpy(left))
+        left = torch.from_numpy(distinct(z))
+        if len(left) < max(2, self.n_active or 2):
+            return
+        judged = spread_evenly(len(some), MAX_JUDGED_ROWS)
+        before, after = (
+            shared_neighbors(some[judged], keep_strongest(unit_rows(each), min(KEPT, len(left))))
+            for each in (z[judged], z[judged][:, left])
+        )
+        if after >= LEAST_SHARED * before:
+            head.thin(left)
 
     def transform(self, X: Any) -> Any:
         """Codes of X.

@@ -108,6 +108,12 @@ def nearest_rows(
     return index, value
 
 
+def shared_neighbors(a: Tensor, b: Tensor, k: int = 10) -> float:
+    """Mean share of the k nearest rows of each row of a [N, F] that are so in b [N, G] too."""
+    found, wanted = (nearest(rows, min(k, len(rows) - 1))[0] for rows in (b, a))  # [N, k]
+    return float((wanted[:, :, None] == found[:, None, :]).any(2).float().mean())
+
+
 def nearest(rows: Tensor, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
     """The k nearest rows of each row by cosine, among rows that are similar but not duplicates.
 

@@ -130,13 +130,19 @@ def test_a_fit_that_fails_keeps_the_codes() -> None:
     np.testing.assert_array_equal(model.transform(x), z)
 
 
+def test_automatic_width_of_a_few_clusters() -> None:
+    x = make_rows(800)
+    assert 8 <= make_codes("auto", 300).fit(x).n_components_ < 40
+    assert make_codes("auto", 0).fit(x).n_components_ == choose_components(800)
+    assert make_codes("auto", 100, n_active=50).fit(x).n_components_ >= 50
+
+
 def test_automatic_width_keeps_copies_that_differ_in_details() -> None:
-    rng = np.random.default_rng(0)
-    heaps = 50 * rng.normal(size=(3, 20))[rng.integers(0, 3, 400)]
-    x = heaps + make_rows(400)
-    assert make_codes("auto", 100).fit(x).n_components_ == choose_components(400)
-    assert make_codes("auto", 0).fit(x).n_components_ == choose_components(400)
-    assert make_codes("auto", 100, n_active=50).fit(make_rows(400)).n_components_ >= 50
+    rng = np.random.default_rng(5)
+    heap, cluster = rng.integers(0, 3, 1000), rng.integers(0, 5, 1000)
+    x = (20 * rng.normal(size=(3, 64)))[heap] + (0.45 * rng.normal(size=(3, 5, 64)))[heap, cluster]
+    x += rng.normal(size=x.shape)
+    assert make_codes("auto", 300).fit(x).n_components_ == choose_components(1000)
 
 
 @pytest.mark.parametrize("method", METHODS)

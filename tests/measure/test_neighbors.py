@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesncl.measure import neighbors
-from bayesncl.measure.neighbors import DUPLICATE, nearest
+from bayesncl.measure.neighbors import DUPLICATE, nearest, shared_neighbors
 
 
 def brute(x: np.ndarray, k: int) -> list[list[int]]:
@@ -80,3 +80,18 @@ def test_faiss_finds_most_and_says_how_many(monkeypatch: pytest.MonkeyPatch) -> 
     assert recall >= neighbors.RECALL
     assert (cosines(found) >= cosines(exact)[:, -1:] - 1e-5).float().mean() >= 0.9
     assert (found % 1500 != torch.arange(3000)[:, None] % 1500).all()
+
+
+def test_shared_neighbors_by_a_loop() -> None:
+    rng = np.random.default_rng(2)
+    a = rng.normal(size=(40, 6)).astype(np.float32)
+    b = (a + 0.5 * rng.normal(size=a.shape)).astype(np.float32)
+    a, b = (each - each.mean(0) for each in (a, b))
+
+    def neighbors(x: np.ndarray, i: int) -> set[int]:
+        cosine = x @ x[i] / np.linalg.norm(x, axis=1)
+        return set(sorted((j for j in range(40) if j != i), key=lambda j: -cosine[j])[:5])
+
+    shares = [len(neighbors(a, i) & neighbors(b, i)) / 5 for i in range(40)]
+    found = shared_neighbors(torch.from_numpy(a), torch.from_numpy(b), 5)
+    assert found == pytest.approx(np.mean(shares)) and 0.3 < found < 0.9
