@@ -121,6 +121,7 @@ def named_codes(
             and len({*held} & {*earlier.names[: earlier.fitted]}) <= MAX_FITTED * len(held)
             and codes.can_continue(options.method, options.n_components or "auto")
             and codes.n_features_in_ == embeddings.shape[1]
+            and (options.n_active or 1) <= codes.n_components_
         ):  # fmt: skip
             before, now = np.array(shared)[spread_evenly(len(shared), MAX_COMPARED)].T
             old, new = folder.embeddings()[before], embeddings[now]

@@ -179,6 +179,18 @@ def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
         folder.save_names(folder.names())
 
 
+def test_codes_with_too_few_dimensions_are_fitted_anew(run, tmp_path: Path) -> None:
+    np.save("x.npy", blobs(300, 12))
+    fit, folder = ("fit", "x.npy", "-o", "codes"), CodesFolder("codes")
+    assert run(*fit).status == 0
+    own, width = folder.names(), folder.codes().n_components_
+    own.dimensions = {0: [Entry("thing", author="Ann")]}
+    folder.save_names(own)
+    again = run(*fit, "--active", str(width + 1))
+    assert again.status == 0 and "continuing" not in again.err
+    assert folder.codes().n_components_ > width
+
+
 def test_a_damaged_names_file_is_refused_before_the_work(run, tmp_path: Path) -> None:
     np.save("x.npy", blobs(60))
     fit = ("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet")
