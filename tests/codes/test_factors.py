@@ -10,6 +10,7 @@ from bayesncl import ReadableCodes
 from bayesncl.codes import estimator
 from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, splits_in_two, two_means
 from bayesncl.measure.columns import stability
+from bayesncl.measure.preprocess import prepare
 
 
 def composed(rows: int = 600, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -133,3 +134,6 @@ def test_warm_start_keeps_the_groups() -> None:
     after = codes.transform(x)
     cosine = (z * after).sum(0) / np.linalg.norm(z, axis=0) / np.linalg.norm(after, axis=0)
     assert cosine.mean() > 0.95
+    axes = find_axes(prepare(torch.from_numpy(x.astype(np.float32)), codes.moments_))
+    seen = codes.head_.groups[1].projection.weight @ axes.T
+    assert float(seen.detach().abs().max()) < 1e-4  # the second group still does not see the factor

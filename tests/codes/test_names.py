@@ -179,6 +179,19 @@ def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
         folder.save_names(folder.names())
 
 
+def test_names_of_continued_codes_stay_by_number(run, tmp_path: Path) -> None:
+    fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "4"), CodesFolder("codes")
+    np.save("x.npy", blobs(15))  # too few rows to match dimensions by
+    assert run(*fit).status == 0
+    own = folder.names()
+    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in (0, 1, 3)}
+    folder.save_names(own)
+    np.save("x.npy", blobs(17))
+    assert "continuing" in run(*fit).err
+    after = folder.names()
+    assert after.fingerprint != own.fingerprint and after.dimensions == own.dimensions
+
+
 def test_codes_with_too_few_dimensions_are_fitted_anew(run, tmp_path: Path) -> None:
     np.save("x.npy", blobs(300, 12))
     fit, folder = ("fit", "x.npy", "-o", "codes"), CodesFolder("codes")
