@@ -9,7 +9,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.preprocessing import normalize
-from torch import Tensor
 
 from bayesncl.device import find_device
 from bayesncl.inputs import Array, as_labels
@@ -36,27 +35,14 @@ def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
 
     The strongest comes first, of equal entries the one with the lower column.
     """
-    parts = [_strongest(block.to(find_device()), k) for _, block in blocks(as_codes(z))]
-    columns, values = (torch.cat(both).cpu().numpy() for both in zip(*parts))
+    device, found = find_device(), []
+    for _, block in blocks(as_codes(z)):
+        entries = block.to(device)
+        order = entries.abs().argsort(dim=1, descending=True, stable=True)
+        top = order[:, :k].clone()  # a view would keep the whole order in memory
+        found.append((top, entries.gather(1, top)))
+    columns, values = (torch.cat(each).cpu().numpy() for each in zip(*found))
     return columns, values
-
-
-def _strongest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    k = min(k, block.shape[1])
-    size = block.abs()
-    top, columns = size.topk(k, dim=1)
-    # topk takes any of equal entries: where the last place is contested, the lowest columns get it
-    last = top[:, -1:]
-    contested = torch.nonzero(((size >= last).sum(1) > k) & (last[:, 0] > 0)).squeeze(1)
-    if len(contested):
-        rows, cut = size[contested], last[contested]
-        above, equal = rows > cut, rows == cut
-        chosen = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-        columns[contested] = chosen.nonzero()[:, 1].view(-1, k)
-    columns = columns.sort(1).values
-    order = size.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
-    columns = columns.gather(1, order)
-    return columns, block.gather(1, columns)
 
 
 def strongest_images(z: Array, count: int = TOP) -> np.ndarray:
