@@ -227,20 +227,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         n = len(chosen)
         if given is not None and n < len(source):
             raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
-        dim = int(_auto(self.n_components, choose_components(n)))
-        dim = self.n_components_ if warm else dim
+        dim = self.n_components_ if warm else int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
-        batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
         moments = self.moments_ if warm else measure_moments(source, chosen)
         if not moments.scale.any():
             raise InputError(f"all {n} rows of X are the same")
         rows = load_rows(source, chosen, moments, device)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # of the CPU alone
-            head = copy.deepcopy(self.head_) if warm else HEADS[self.method](moments.width, dim)
-            if isinstance(head, Factors):
-                head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]), keep_groups=warm)
-        head = head.to(device, torch.float32).train()
+        head = self._make_head(rows, dim, seed)
         self._check_output(head)
         parts = head.parts(rows)  # one, or a few groups
         for number, (part, seen) in enumerate(parts):
@@ -253,11 +246,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if partners is None:
                 saved = neighbors_file if len(parts) == 1 else None
                 partners, self.recall_ = self._find_partners(seen, dim, moments, saved, progress)
-            size = min(batch, len(seen))
-            steps = int(_auto(self.max_iter, choose_steps(len(seen), size)))
-            rate = group_rate(steps) if number else LEARNING_RATE
-            rate *= WARM_RATE if warm else 1
-            self._train(part, seen, partners.to(device), seed, size, steps, rate, progress)
+            self._train(part, seen, partners.to(device), dim, seed, number > 0, progress)
             if self.interrupted_:
                 break
         head.finish()
@@ -266,20 +255,35 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.method_, self.names_ = self.method, None
         return self
 
+    def _make_head(self, rows: Tensor, dim: int, seed: int) -> Head:
+        """A copy of the fitted head where `fit` continues, else a new one."""
+        warm = self._continues
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
+            head = copy.deepcopy(self.head_) if warm else HEADS[self.method](rows.shape[1], dim)
+            if isinstance(head, Factors):
+                head.divide(find_axes(rows[spread_evenly(len(rows), MAX_ROWS)]), keep_groups=warm)
+        return head.to(rows.device, torch.float32).train()
+
     def _train(
-        self, head: Head, rows: Tensor, partners: Tensor, seed: int, batch: int, steps: int,
-        rate: float, progress: Progress,
+        self, head: Head, rows: Tensor, partners: Tensor, dim: int, seed: int, later_group: bool,
+        progress: Progress,
     ) -> None:  # fmt: skip
         """Each step: a batch and its partners, forward, loss, backward, update."""
-        optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
-        losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
+        n, device = len(rows), rows.device
+        batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
+        steps = int(_auto(self.max_iter, choose_steps(n, batch)))
+        rate = group_rate(steps) if later_group else LEARNING_RATE
+        rate *= WARM_RATE if self._continues else 1
         warmup = min(WARMUP_STEPS, steps // 4)
         thins = self.n_components == "auto" and head.thins and not self._continues
         thin_after = {math.ceil(share * steps) for share in THIN_AT if thins}
+        optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         (group,) = optimizer.param_groups
+        losses = torch.zeros(max(1, min(50, steps)), device=device, dtype=torch.float32)
         self.interrupted_, done = False, 0
         try:
-            for step, index in enumerate(_batches(len(rows), batch, seed, steps, partners.device)):
+            for step, index in enumerate(_batches(n, batch, seed, steps, device)):
                 draw = uniform(make_key(seed, step, index), 1).squeeze(1)
                 other = partners[index, (draw * partners.shape[1]).long()]
                 start = rate / (warmup + 1)
@@ -429,19 +433,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def with_options(self, **options: Any) -> ReadableCodes:
         """The same fitted codes with other options and dense output."""
-        codes: ReadableCodes = copy.copy(self).set_params(sparse_output=False, **options)
-        return codes
+        return copy.copy(self).set_params(sparse_output=False, **options)
 
     def dense(self, X: Any) -> np.ndarray:
         """Codes [M, D] of X with all dimensions, whatever `n_active` is."""
-        z: np.ndarray = self.with_options(n_active=None, unit_norm=True).transform(X)
-        return z
+        return self.with_options(n_active=None, unit_norm=True).transform(X)
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
-        data = self._pack()[0]
         with as_input_error(f"cannot write {path}"):
-            write_atomic(path, data)
+            write_atomic(path, self._pack()[0])
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the layout of the Hugging Face hub."""
@@ -550,19 +551,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _as_rows(self, X: Any, *, reset: bool) -> np.ndarray:
         """X as a numeric array without a copy; its columns are recorded (`reset`) or compared."""
         # finiteness is checked block by block: scikit-learn's check may copy the whole array
-        found: np.ndarray = validate_data(
-            self, as_numpy(X) if isinstance(X, Tensor) else X, reset=reset, dtype="numeric",
-            ensure_all_finite=False,
-        )  # fmt: skip
-        return found
+        X = as_numpy(X) if isinstance(X, Tensor) else X
+        return validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
 
     def _draw_rows(self, count: int, seed: int) -> np.ndarray:
         """Indices of the rows to fit on: all `count`, or `max_samples` of them at random."""
         if self.max_samples is None or self.max_samples >= count:
             return np.arange(count)
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randperm(count, generator=generator)[: self.max_samples]
-        return np.sort(drawn.numpy())
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        return np.sort(drawn[: self.max_samples].numpy())
 
     def _find_partners(
         self, rows: Tensor, dim: int, moments: Moments, path: Path | str | None, progress: Progress
