@@ -95,9 +95,13 @@ def codes_of(
         x = as_features(x)
         if x.shape[1] != (width := model.codes.n_features_in_):
             raise InputError(f"{source}: {x.shape[1]} columns, but {model.folder} needs {width}")
-        fitted_columns = model.folder.about().columns
-        if columns is not None and fitted_columns is not None:
-            x = x[:, order_columns(columns.tolist(), fitted_columns, source)]
+        wanted = model.folder.about().columns
+        if columns is not None and wanted is not None:
+            position = {name: i for i, name in enumerate(columns.tolist())}
+            if missing := [name for name in wanted if name not in position]:
+                some = f"{len(missing):,} of the {len(wanted):,} columns used by fit"
+                raise InputError(f"{source} lacks {some}, e.g. {printable(missing[0], 60)}")
+            x = x[:, [position[name] for name in wanted]]
         names = tuple(map(str, range(len(x)) if own is None else own))
         labels = None if given is None else [str(label) for label in given]
     else:
@@ -115,13 +119,3 @@ def codes_of(
     score = model.novelty(x, index).astype(np.float32)
     shown = [printable(name, PATH_LENGTH) for name in names]
     return Table(model.transform(x, n_active), shown, labels, novelty=score)
-
-
-def order_columns(columns: list[str], wanted: list[str], source: Path) -> list[int]:
-    """Positions of the `wanted` among these columns; InputError where one is missing."""
-    position = {name: i for i, name in enumerate(columns)}
-    if missing := [name for name in wanted if name not in position]:
-        some = f"{len(missing):,} of the {len(wanted):,} columns used by fit"
-        raise InputError(f"{source} lacks {some}, e.g. {printable(missing[0], 60)}")
-    return [position[name] for name in wanted]
-

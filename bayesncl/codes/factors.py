@@ -15,7 +15,7 @@ Two-means splits the rows. The split is a factor if it is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,23 +38,15 @@ MAX_ROWS = 4096  # rows in which factors are looked for
 MAX_CROSSING, MIN_INDEPENDENCE = 0.2, 0.8
 
 
-class Split(NamedTuple):
-    """A split of the rows in two."""
-
-    axis: Tensor  # [F], unit length
-    crossing: float  # neighbors on different sides, relative to random pairs
-    independence: float  # the same for neighbors that are new without the axis
-
-
 def find_axes(rows: Tensor) -> Tensor:
     """Orthonormal axes [A, F] of the factors of centered rows [N, F]; A is 0 if there is none."""
     found: list[Tensor] = []
     while len(found) < MAX_AXES and len(rows) > 10 * N_NEIGHBORS:
-        split = measure_split(rows)
-        if split.crossing > MAX_CROSSING or split.independence < MIN_INDEPENDENCE:
+        axis, crossing, independence = measure_split(rows)
+        if crossing > MAX_CROSSING or independence < MIN_INDEPENDENCE:
             break
-        found.append(split.axis)
-        rows = without_axes(rows, split.axis[None])
+        found.append(axis)
+        rows = without_axes(rows, axis[None])
     return torch.stack(found) if found else rows.new_empty(0, rows.shape[1])
 
 
@@ -64,12 +56,16 @@ def splits_in_two(codes: ReadableCodes, x: np.ndarray) -> bool:
     return len(find_axes(prepare(some, codes.moments_))) > 0
 
 
-def measure_split(rows: Tensor) -> Split:
-    """Split rows [N, F] by two-means, and measure how sharp and how independent the split is."""
+def measure_split(rows: Tensor) -> tuple[Tensor, float, float]:
+    """Split rows [N, F] by two-means: the unit axis between the means [F], and two measures.
+
+    They are the share of neighbors on different sides, and the same for neighbors that are new
+    without the axis, both relative to random pairs.
+    """
     side = two_means(rows)
     share = float(side.double().mean())
     if share in (0, 1):  # equal rows
-        return Split(rows.new_zeros(rows.shape[1]), math.inf, 0.0)
+        return rows.new_zeros(rows.shape[1]), math.inf, 0.0
     axis = rows[side].mean(0) - rows[~side].mean(0)
     axis = axis / axis.norm()
     before, after = (
@@ -79,7 +75,7 @@ def measure_split(rows: Tensor) -> Split:
     new = (after[:, :, None] != before[:, None, :]).all(2)
     crosses = [(side[index] != side[:, None]).double() for index in (before, after)]
     independence = float(crosses[1][new].mean()) if bool(new.any()) else 0.0
-    return Split(axis, float(crosses[0].mean()) / chance, independence / chance)
+    return axis, float(crosses[0].mean()) / chance, independence / chance
 
 
 def two_means(rows: Tensor) -> Tensor:

@@ -89,8 +89,7 @@ def fit(
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    fitted = f"the {len(rows):,} fitted rows"
-    judged = f"{rows.held:,} held-out rows" if rows.held else fitted
+    judged = f"{rows.held:,} held-out rows" if rows.held else f"the {len(rows):,} fitted rows"
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
     lines = [wrap(f"{out}: {what} in {took}, judged on {judged}:")]

@@ -84,9 +84,8 @@ class Rows:
 
     def keys(self) -> list[Key]:
         """Name, size and time of each image."""
-        if self.stats is None:
-            return [Key(name) for name in self.names]
-        return [Key(name, *stat) for name, stat in zip(self.names, self.stats)]
+        stats = self.stats or [()] * len(self)
+        return [Key(name, *stat) for name, stat in zip(self.names, stats)]
 
     def texts(self) -> list[str] | None:
         """The class name of each row; None without labels."""
@@ -164,8 +163,7 @@ class CodesFolder(Folder):
     def embeddings(self) -> np.ndarray:
         """The embeddings [N, F], memory-mapped."""
         with self._verified(EMBEDDINGS) as path:
-            x: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-            return x
+            return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def codes(self, device: str = "auto") -> ReadableCodes:
         """The fitted codes."""
@@ -273,11 +271,11 @@ class CodesFolder(Folder):
 
     def relative(self, path: Path) -> str:
         """A path as codes.json stores it: relative to this folder, so both can move together."""
-        return os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+        return os.path.relpath(path, self.folder)
 
     def place(self, path: str) -> Path:
         """Inverse of `relative`."""
-        return Path(os.path.normpath(Path(os.path.abspath(self.folder)) / path))
+        return Path(os.path.abspath(self.folder / path))
 
     def photo_paths(
         self, rows: Rows, chosen: Iterable[int], root: Path | str | None = None

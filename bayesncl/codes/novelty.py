@@ -47,8 +47,7 @@ class Novelty:
         return self._join(self._parts(x, index))
 
     def _join(self, parts: np.ndarray) -> np.ndarray:
-        joined: np.ndarray = np.logaddexp(*((parts.T - self.center) / self.spread).T) - np.log(2)
-        return joined
+        return np.logaddexp(*((parts.T - self.center) / self.spread).T) - np.log(2)
 
     def _parts(self, x: np.ndarray, index: np.ndarray | None) -> np.ndarray:
         """Entropy and distance of each embedding, [2, M]."""
@@ -68,5 +67,4 @@ def entropy(z: np.ndarray) -> np.ndarray:
     total = z.sum(1, dtype=np.float64, keepdims=True)
     p = z / np.where(total > 0, total, 1)
     surprise = -np.log(np.where(p > 0, p, 1))
-    found: np.ndarray = (p * surprise).sum(1) / np.log(max(z.shape[1], 2))
-    return found
+    return (p * surprise).sum(1) / np.log(max(z.shape[1], 2))
