@@ -18,7 +18,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure import preprocess
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import active, blocks, unit_codes
+from bayesncl.measure.rows import active, blocks, slices, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import unit_rows
 
@@ -155,8 +155,7 @@ def _draw(
 def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     """Whether the intruder has the lowest mean cosine to the others, float [T]; ties share."""
     hits = np.zeros(len(trials.odd))
-    for start in range(0, len(hits), 1024):
-        part = slice(start, start + 1024)
+    for part in slices(len(hits), 1024):
         e = embeddings[trials.images[part]]  # [t, 5, F]
         cosine = np.einsum("tif,tjf->tij", e, e)
         alike = np.round(cosine.sum(2) - np.einsum("tii->ti", cosine), 5)

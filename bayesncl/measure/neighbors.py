@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesncl.data.images import Progress
 from bayesncl.device import find_device
+from bayesncl.measure.rows import slices
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are copies of each other
 # beyond, exact search takes over ten minutes
@@ -40,21 +41,23 @@ def as_rows(x: sp.csr_array) -> Rows:
     return x if thin else torch.from_numpy(x.toarray()).to(device)
 
 
+def device_of(rows: Rows) -> torch.device:
+    """The device of products with these rows."""
+    return rows.device if isinstance(rows, Tensor) else torch.device("cpu")
+
+
 def similarities(q: Rows, rows: Rows, own: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Inner products [Q, n] of queries with blocks of rows; a query's `own` row gets -infinity.
 
     Queries are CSR if rows are. float64 products become float32, so that equal rows tie exactly.
     """
-    sparse = sp.issparse(rows)
-    step = ROWS_PER_BLOCK["cpu" if sparse else q.device.type]
-    for start in range(0, rows.shape[0], step):
-        s = q @ rows[start : start + step].T
-        s = (torch.from_numpy(s.toarray()) if sparse else s).float()
+    for part in slices(rows.shape[0], ROWS_PER_BLOCK[device_of(rows).type]):
+        s = q @ rows[part].T
+        s = (torch.from_numpy(s.toarray()) if sp.issparse(s) else s).float()
         if own is not None:
-            here = own - start
-            inside = ((here >= 0) & (here < s.shape[1])).nonzero().squeeze(1)
-            s[inside, here[inside]] = -torch.inf
-        yield slice(start, start + s.shape[1]), s
+            inside = ((own >= part.start) & (own < part.stop)).nonzero().squeeze(1)
+            s[inside, own[inside] - part.start] = -torch.inf
+        yield part, s
 
 
 def search(
@@ -66,30 +69,18 @@ def search(
     Products above `most` are left out; missing entries are -infinity. Which of several equal rows
     is found is not defined.
     """
-    step = QUERIES_PER_BLOCK["cpu" if sp.issparse(rows) else rows.device.type]
-    found = []
-    for start in range(0, q.shape[0], step):
-        part = slice(start, min(start + step, q.shape[0]))
-        found.append(_search(q[part], rows, k, None if own is None else own[part], most))
+    device = device_of(rows)
+    value = torch.full((q.shape[0], k), -torch.inf, device=device)
+    index = torch.zeros(q.shape[0], k, dtype=torch.int64, device=device)
+    for asked in slices(q.shape[0], QUERIES_PER_BLOCK[device.type]):
+        for part, s in similarities(q[asked], rows, None if own is None else own[asked]):
+            if most < math.inf:
+                s.masked_fill_(s > most, -torch.inf)
+            v, i = s.topk(min(k, s.shape[1]), 1)
+            value[asked], order = torch.cat([value[asked], v], 1).topk(k, 1)
+            index[asked] = torch.cat([index[asked], i + part.start], 1).gather(1, order)
         if progress is not None:
-            progress(part.stop, q.shape[0], "neighbors")
-    value, index = (torch.cat(each) for each in zip(*found))
-    return value, index
-
-
-def _search(
-    q: Rows, rows: Rows, k: int, own: Tensor | None, most: float
-) -> tuple[Tensor, Tensor]:
-    value = index = torch.empty(0)
-    for part, s in similarities(q, rows, own):
-        if most < math.inf:
-            s.masked_fill_(s > most, -torch.inf)
-        v, i = s.topk(min(k, s.shape[1]), 1)
-        if not part.start:
-            value = v.new_full((len(v), k), -torch.inf)
-            index = i.new_zeros(len(i), k)
-        value, order = torch.cat([value, v], 1).topk(k, 1)
-        index = torch.cat([index, i + part.start], 1).gather(1, order)
+            progress(asked.stop, q.shape[0], "neighbors")
     return value, index
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import check_memory
+from bayesncl.measure.rows import slices
 
 MIN_DIRECTION_COLUMNS = 16  # of fewer columns the direction says too little: rows keep their length
 BYTES_PER_BLOCK = 64 << 20
@@ -104,9 +105,7 @@ def load_rows(
 def _blocks(source: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Slices of the chosen rows, each with the index of these rows in `source`."""
     size = max(1, BYTES_PER_BLOCK // (8 * source.shape[1]))
-    for start in range(0, len(chosen), size):
-        target = slice(start, start + size)
-        yield target, chosen[target]
+    return ((part, chosen[part]) for part in slices(len(chosen), size))
 
 
 def read_rows(source: np.ndarray, index: np.ndarray) -> Tensor:

@@ -5,7 +5,7 @@ share of the tie that has the right class, which is the expectation over all its
 whose kept part is zero ties with everything and scores the share of its class.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure.dimensions import Labelings
-from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, Rows, search, similarities
-from bayesncl.measure.rows import as_tensor, column_sums, lengths
+from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, Rows, device_of, search, similarities
+from bayesncl.measure.rows import as_tensor, column_sums, lengths, slices
 from bayesncl.method.losses import unit_rows
 
 KS = (1, 3, 5, 10)
@@ -115,7 +115,7 @@ def relevance(
     """
     n = rows.shape[0]
     asked = np.arange(n) if queries is None else np.asarray(queries, np.int64)
-    device = rows.device if isinstance(rows, Tensor) else torch.device("cpu")
+    device = device_of(rows)
     labels = torch.from_numpy(np.stack(labelings)).to(device)  # [L, N]
     classes = int(labels.max()) + 1
     totals = {name: torch.zeros(len(labels), depth, dtype=torch.float64, device=device)
@@ -145,10 +145,8 @@ def relevance(
     return {name: (total / len(asked)).cpu().numpy() for name, total in totals.items()}
 
 
-def _query_blocks(count: int, classes: int, device: torch.device) -> Iterator[slice]:
-    step = QUERIES_PER_BLOCK[device.type]
-    step = max(1, min(step, MAX_VOTES // classes))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+def _query_blocks(count: int, classes: int, device: torch.device) -> list[slice]:
+    return slices(count, max(1, min(QUERIES_PER_BLOCK[device.type], MAX_VOTES // classes)))
 
 
 def _count_ties(

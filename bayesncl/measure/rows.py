@@ -23,11 +23,14 @@ def as_codes(z: Array) -> np.ndarray:
     return as_features(z.toarray() if sp.issparse(z) else z)
 
 
+def slices(count: int, step: int) -> list[slice]:
+    """Slices of `step` rows, of which the last may have fewer."""
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 def blocks(z: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
     """Slices of rows, and these rows as float32 (float64 where the codes are)."""
-    step = max(1, ENTRIES_PER_BLOCK // z.shape[1])
-    for start in range(0, z.shape[0], step):
-        part = slice(start, min(start + step, z.shape[0]))
+    for part in slices(len(z), max(1, ENTRIES_PER_BLOCK // z.shape[1])):
         yield part, as_tensor(z[part])
 
 
