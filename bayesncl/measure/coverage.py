@@ -4,14 +4,13 @@ Dimensions that all fire on the same few images score well on average precision 
 are useless.
 """
 
-from typing import Any
-
 import numpy as np
 import scipy.sparse as sp
 
 from bayesncl.inputs import Array
 from bayesncl.measure.columns import twin_share
 from bayesncl.measure.dimensions import describe
+from bayesncl.measure.result import Tree
 from bayesncl.measure.rows import as_codes, column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import ACTIVE
@@ -50,7 +49,7 @@ def distinct_dimensions(
     x = fired(codes)
     if weights is not None:
         x = sp.csr_array(x * weights[:, None].astype(np.float32))
-    mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
+    mass, total = (each.sum(0).astype(np.float64) for each in (abs(x), x))
     if thin:
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
@@ -72,7 +71,7 @@ def distinct_dimensions(
     return float(np.exp(-(p * np.log(shared)).sum()) if order == 1 else 1 / (p @ shared))
 
 
-def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[str, Any]:
+def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> Tree:
     """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
 
     `top` are the ten or more strongest images of each dimension from `strongest_images`, if known.
@@ -87,7 +86,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
     images = len(np.unique(top[top >= 0]))
     possible = min(n, int((top >= 0).sum()))
     similarity = float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None
-    result: dict[str, Any] = {
+    result: Tree = {
         "images_without": 1 - rows / n,
         "l0": table.l0,
         "dead_share": 1 - live / width,
@@ -102,7 +101,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
 
 
 def _find_collapse(
-    z: np.ndarray, codes: np.ndarray, measured: dict[str, Any], images: int, seed: int
+    z: np.ndarray, codes: np.ndarray, measured: Tree, images: int, seed: int
 ) -> str | None:
     """Why a code counts as collapsed; None if it does not."""
     live, spread, distinct = measured["live"], measured["spread"], measured["distinct"]

@@ -1,7 +1,6 @@
 """Dimensions as detectors of classes: best F1 and IoU, sparse probing, hierarchies of labels."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -10,6 +9,7 @@ from bayesncl.inputs import Array, as_labels
 from bayesncl.measure.dimensions import MIN_SUPPORT, Labelings, largest_share, mean
 from bayesncl.measure.interpretability import shuffle_labels
 from bayesncl.measure.linear import sparse_probe
+from bayesncl.measure.result import Tree
 from bayesncl.measure.rows import fired, ranked_columns, unit_codes
 from bayesncl.measure.topk import KEPT, class_counts, keep
 
@@ -37,9 +37,7 @@ def best_f1(z: Array, labelings: Labelings, classes: int) -> np.ndarray:
     return result
 
 
-def fit_levels(
-    z: Array, levels: Mapping[str, Array], *, seed: int = 0
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> tuple[Tree, Tree]:
     """Consistency at the level of a hierarchy of labels [N] where each dimension fits best.
 
     A level fits by how far the share of the largest class among the images a dimension fires on
@@ -78,7 +76,7 @@ def _best_levels(
 def summary(
     z: Array, labels: Array, *, train: tuple[Array, Array] | None = None,
     levels: Mapping[str, Array] | None = None, f1: bool = True, seed: int = 0,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+) -> tuple[Tree, Tree]:  # fmt: skip
     """Best F1 and IoU, sparse probing with `train`, and the hierarchy with `levels`.
 
     `f1` and `iou` are for the class of the highest mean activation, `best_` for the best class. The
@@ -87,8 +85,7 @@ def summary(
     """
     z = unit_codes(z)
     index, names = as_labels(labels, z.shape[0])
-    values: dict[str, Any] = {}
-    chance: dict[str, Any] = {}
+    values, chance = Tree(), Tree()
     if f1:
         scores = best_f1(z, [index, shuffle_labels(index, seed)], len(names))
         for tree, both in zip((values, chance), scores):

@@ -112,7 +112,7 @@ def describe(
     index, classes = _index(labels, z.shape[0])
     ground, grounds = _index(backgrounds, z.shape[0])
     counts = count(z, [index] if grounds is None else [index, ground])
-    support = _integers(counts[0].fires[0].sum(0))
+    support = counts[0].fires[0].sum(0).astype(np.int64)
     table: dict[str, np.ndarray] = {"support": support, "mass": counts[0].mass.sum(0)}
     if classes is not None:
         labeled = slice(len(classes))
@@ -121,12 +121,12 @@ def describe(
         best, dead = np.where(fires == fires.max(0), mass, -1.0).argmax(0), ~fires.any(0)
         table |= {
             "classes": classes,
-            "class_counts": _integers(fires.T),
+            "class_counts": fires.T.astype(np.int64),
             "best_class": np.where(dead, -1, best),
             "recall": np.where(dead, np.nan, 100 * fires.max(0) / sizes[best]),
         } | purity(fires, mass, sizes)
     if grounds is not None:
-        table["background_counts"] = _integers(counts[1].fires[0][: len(grounds)].T)
+        table["background_counts"] = counts[1].fires[0][: len(grounds)].T.astype(np.int64)
     if open is not None:
         if np.shape(open) != z.shape:
             raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
@@ -138,7 +138,7 @@ def describe(
         )
         if classes is not None:
             by_class = [open[index == c].sum(0) for c in range(len(classes))]
-            table["open_counts"] = _integers(np.stack(by_class, axis=1))
+            table["open_counts"] = np.stack(by_class, axis=1)
     return Dimensions(images=z.shape[0], **table)
 
 
@@ -235,7 +235,3 @@ def _index(labels: Array | None, rows: int) -> tuple[np.ndarray, np.ndarray | No
     if missing == len(names):
         return np.zeros(rows, np.int64), None
     return np.where(index < missing, len(names), index) - missing, names[missing:]
-
-
-def _integers(counts: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(np.rint(counts), dtype=np.int64)

@@ -7,7 +7,7 @@ of one of its classes above or below the others, and *neutral* to it otherwise. 
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import norm, rankdata
@@ -18,6 +18,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import topk
 from bayesncl.measure.dimensions import entropy, mean
+from bayesncl.measure.result import Tree
 from bayesncl.measure.rows import as_tensor, unit_codes
 
 MIN_DISTANCE = 0.1  # |AUC - 0.5| from which a dimension is about a class
@@ -197,7 +198,7 @@ def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
 def summary(
     z: Array, factors: Mapping[str, Array], *, swapped: Array | None = None,
     queries: int | None = None, seed: int = 0,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+) -> tuple[Tree, Tree]:  # fmt: skip
     """Every measure of codes [N, D] with two or more factors, labels [N] by name.
 
     `swapped` are codes [N, D] of the same objects on another background. The second dict is by
@@ -237,7 +238,7 @@ def summary(
 def _measure(
     z: np.ndarray, factors: Mapping[str, np.ndarray], penalties: Mapping[str, float],
     moved: np.ndarray | None, seed: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> Tree:  # fmt: skip
     """The values of `summary` that depend on the relation of dimensions and labels."""
     related = np.stack([about(z, y) for y in factors.values()])  # [F, D]
     count = related.sum(0)
@@ -256,7 +257,7 @@ def _measure(
         }
         if moved is not None:
             each[name]["swap"] = mean(moved[own])
-    values: dict[str, Any] = {"each": each} | {
+    values: Tree = {"each": each} | {
         key: mean(np.array([row[key] for row in each.values()], float))
         for key in ("completeness", "informativeness", "mig")
     }

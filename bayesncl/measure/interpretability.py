@@ -93,7 +93,7 @@ def score(
         results = [_sound_means(*of, list(cuts), min_support) for of in zip(counts, precision)]
     rank: Values = {"effective_rank": None, "orthogonality": None}
     if spectrum and features.shape[1] <= MAX_SPECTRUM_DIMS:
-        rank = _spectrum(features if definition == "paper" else unit, definition)
+        rank |= _spectrum(features if definition == "paper" else unit, definition)
     return [result | rank for result in results]
 
 
@@ -124,7 +124,7 @@ def _spectrum(features: np.ndarray, definition: str) -> Values:
     norm = np.sqrt(np.diag(product))
     live = norm > 0
     if not live.any():
-        return {"effective_rank": None, "orthogonality": None}
+        return {}
     product = product[np.ix_(live, live)]
     cosine = np.abs(product / norm[live, None] / norm[live])
     cosines = float(cosine.sum() - np.trace(cosine))

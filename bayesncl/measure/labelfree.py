@@ -8,7 +8,6 @@ without scaling, a few outlier columns decide every cosine.
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure import preprocess
 from bayesncl.measure.dimensions import mean
+from bayesncl.measure.result import Tree
 from bayesncl.measure.rows import active, blocks, slices, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import unit_rows
@@ -175,7 +175,7 @@ def wilson(hits: float, trials: int) -> tuple[float, float]:
 
 def summary(
     z: Array, embeddings: np.ndarray, *, top: np.ndarray, seed: int = 0
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Tree, Tree]:
     """Every measure without labels, of codes [N, D] by embeddings [N, F] from `prepare`.
 
     `top` are the POOL strongest images of each dimension. The interval of `intruder` is Wilson's,
@@ -183,7 +183,7 @@ def summary(
     """
     codes = unit_codes(z)
 
-    def measure(e: np.ndarray) -> dict[str, Any]:
+    def measure(e: np.ndarray) -> Tree:
         return {
             "monosemanticity": mean(monosemanticity(codes, e)),
             "top10_similarity": mean(mean_cosine(top[:, :TOP], e)),

@@ -20,6 +20,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.neighbors import Rows, as_rows
+from bayesncl.measure.result import Tree
 from bayesncl.measure.rows import unit_codes
 
 SEEDS = (0, 1, 2)  # one held-out part each
@@ -50,7 +51,7 @@ class Ranking(NamedTuple):
     validation: float  # held-out accuracy at that penalty, percent
 
 
-def fast_probe(train_h: Array, train_y: Array, test_h: Array, test_y: Array) -> dict[str, Any]:
+def fast_probe(train_h: Array, train_y: Array, test_h: Array, test_y: Array) -> Tree:
     """Accuracy of multinomial logistic regression on frozen features, percent, mean over seeds.
 
     Features are standardized with the training mean and deviation. The penalty is chosen per seed
@@ -168,15 +169,12 @@ def fit(
 
 def cross_entropy(x: Rows, y: Tensor, balance: Tensor | None = None) -> Objective:
     """Mean cross-entropy of x W + b as a function of weights [F + 1, C]."""
-    if isinstance(x, Tensor):
-        step = ROWS_PER_BLOCK[x.device.type]
-        parts = [(block, block.T, target) for block, target in zip(x.split(step), y.split(step))]
-    else:
-        parts = [(x, x.T.tocsr(), y)]
+    parts = _blocks(x)
+    targets = y.split([part.shape[0] for part in parts])
 
     def objective(weight: Tensor) -> tuple[Tensor, Tensor]:
         loss, gradient = weight.new_zeros(()), torch.zeros_like(weight)
-        for block, transposed, target in parts:
+        for block, target in zip(parts, targets):
             log_p = logits(block, weight).log_softmax(1)
             loss = loss.add(F.nll_loss(log_p, target, balance, reduction="sum"), alpha=1 / len(y))
             # d CE / d logits = softmax - onehot
@@ -184,10 +182,10 @@ def cross_entropy(x: Rows, y: Tensor, balance: Tensor | None = None) -> Objectiv
             residual = log_p.exp_().scatter_add_(1, target[:, None], minus_one)
             if balance is not None:
                 residual *= balance[target, None]
-            if isinstance(transposed, Tensor):
-                gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
+            if isinstance(block, Tensor):
+                gradient[:-1].addmm_(block.T, residual, alpha=1 / len(y))
             else:
-                gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
+                gradient[:-1] += torch.from_numpy(block.T @ residual.numpy()) / len(y)
             gradient[-1].add_(residual.sum(0), alpha=1 / len(y))
         return loss, gradient
 
@@ -259,17 +257,18 @@ def logits(x: Rows, weight: Tensor) -> Tensor:
     return torch.from_numpy(x @ weight[:-1].detach().numpy()) + weight[-1]
 
 
+def _blocks(x: Rows) -> Sequence[Rows]:
+    return x.split(ROWS_PER_BLOCK[x.device.type]) if isinstance(x, Tensor) else [x]
+
+
 def _top_classes(x: Rows, weight: Tensor, most: int = 5) -> Tensor:
-    parts = x.split(ROWS_PER_BLOCK[x.device.type]) if isinstance(x, Tensor) else [x]
     k = min(most, weight.shape[1])
-    return torch.cat([logits(part, weight).topk(k, dim=1).indices for part in parts])
+    return torch.cat([logits(part, weight).topk(k, dim=1).indices for part in _blocks(x)])
 
 
-def summarize(
-    predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarray
-) -> dict[str, Any]:
+def summarize(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarray) -> Tree:
     """Accuracies over seeds with spread and chance, from top-1 [N, 1] and top-5 [N, k] labels."""
-    result: dict[str, Any] = {}
+    result: Tree = {}
     for name, tops in zip(("acc1", "acc5"), zip(*predictions)):
         values = [100 * float((top == truth[:, None]).any(1).mean()) for top in tops]
         result[name] = float(np.mean(values))
@@ -298,7 +297,7 @@ def _accuracy_by_group(
     return pairs, size, np.array([100 * np.bincount(group, each) / size for each in right])
 
 
-def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
+def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None) -> Tree:
     """Percent right over all rows (`average`), in the worst group (`worst`), and by group.
 
     A group is a class and a value of `groups` [N]; without `groups` it is a class.
@@ -321,7 +320,7 @@ def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None)
 def group_probe(
     train_h: Array, train_y: Array, train_backgrounds: Array, test_h: Array, test_y: Array,
     test_backgrounds: Array,
-) -> dict[str, Any]:  # fmt: skip
+) -> Tree:  # fmt: skip
     """Accuracy of `fast_probe` by group, a group being a class on a background, worst first.
 
     `worst` is low by chance alone in small groups. `usual` are the images on the most frequent
@@ -458,7 +457,7 @@ def fit_sparse(
 def trim(
     train_z: Array, train_labels: Array, test_z: Array, test_labels: Array, groups: Array | None,
     irrelevant: Sequence[int], *, validation: tuple[Array, Array] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> Tree:  # fmt: skip
     """Accuracy of logistic regression with and without the dimensions a person calls irrelevant.
 
     Parameters
@@ -486,7 +485,7 @@ def trim(
     if len(dropped) == width:
         raise InputError("all dimensions are irrelevant: none is left to classify by")
 
-    def measure(kept: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    def measure(kept: np.ndarray) -> tuple[Tree, np.ndarray]:
         chosen = None
         if validation is not None:
             chosen = as_features(validation[0])[:, kept], validation[1]

@@ -74,12 +74,6 @@ unlabeled = partial(Measure, needs_labels=False)
 hidden = partial(Measure, needs_labels=False, headline=False)
 
 
-def precision_at(dims: str, k: str) -> Measure:
-    """Retrieval precision at k with so many dimensions, or `all`."""
-    label = f"retrieval precision at {k}, {dims} dimensions"
-    return percent(f"retrieval/{dims}/{k}", label, definitions=BOTH)
-
-
 def at_kept(k: int) -> list[Measure]:
     """The measures with k dimensions kept per image; those with a short name are in its table."""
     path, end = f"kept/{k}", f", {k} kept" if k > 1 else ", one kept"
@@ -212,7 +206,9 @@ def register(measure: Measure) -> Measure:
 def find(path: Path) -> tuple[Measure, str] | None:
     """The measure at a path in the results, and its definition or factor; None for others."""
     if path[0] == "retrieval" and len(path) == 4:
-        return precision_at(*path[2:]), path[1]
+        _, definition, dims, k = path
+        label = f"retrieval precision at {k}, {dims} dimensions"
+        return percent(f"retrieval/{dims}/{k}", label, definitions=BOTH), definition
     within, key = "", path
     if path[0] in DEFINITIONS:
         within, key = path[0], path[1:]

@@ -120,13 +120,13 @@ def summary(
         # a class spread over many dimensions cannot reach a tenth in one: half of an even share
         live = len(np.unique(kept.indices))
         even_share = len(sizes) * kept.nnz / n / max(live, 1)
-        values[k] = {"l0": kept.nnz / n}
+        values[k], chance[k] = {"l0": kept.nnz / n}, {}
         precisions = kept_precision(kept, labelings, asked)
-        for tree, y, p5 in zip((values, chance), labelings, precisions):
+        for tree, y, p5 in zip((values[k], chance[k]), labelings, precisions):
             fires = class_counts(kept, y)
             support, share = dims.largest_share(fires)
             share = share[support >= dims.MIN_SUPPORT]
-            tree.setdefault(k, {}).update({
+            tree |= {
                 "consistency": dims.mean(share),
                 "about_one_class": dims.mean(100.0 * (share >= ABOUT_ONE_CLASS)),
                 "classes_owned": dims.owned_classes(fires, sizes),
@@ -134,7 +134,7 @@ def summary(
                     fires, sizes, recall=min(dims.OWNED_RECALL, even_share / 2)
                 ),
                 "p5": p5,
-            })
+            }
         if train is not None:
             known = _cut(*top_train, k, width), train[1]
             values[k]["probe"], chance[k]["probe"] = probe_kept(*known, kept, labels, seed=seed)

@@ -26,9 +26,7 @@ UNKNOWN = Figure(None)
 WIDTH, LABEL_WIDTH, FIGURE_WIDTH = 80, 37, 12
 
 
-def judge(
-    found: Result, images: int, dimensions: int, classes: int | None, labeled: bool
-) -> Tree:
+def judge(found: Result, images: int, dimensions: int, classes: int | None, labeled: bool) -> Tree:
     """The verdict on the measures of a code, the most important line first.
 
     `classes` is None without labels of two classes; `labeled` is whether there were any labels.

@@ -138,7 +138,13 @@ def format_table(
     for row in rows:
         table.add_row("" if row[0] == previous else row[0], *row[1:])
         previous = row[0]
-    return _to_text(table, width)
+    console = Console()
+    if width is None and console.is_terminal:  # at most 100 columns, but never cut off
+        least = Measurement.get(console, console.options.update(width=1000), table).minimum
+        width = max(least, min(WIDTH, console.width))
+    text = io.StringIO()
+    open_console(width or WIDTH, text).print(table)
+    return text.getvalue()
 
 
 def open_console(width: int | None = None, file: Any = None) -> Console:
@@ -147,17 +153,6 @@ def open_console(width: int | None = None, file: Any = None) -> Console:
     if width is None and not console.is_terminal:
         console.width = 140
     return console
-
-
-def _to_text(table: Table, width: int | None = None) -> str:
-    """Lay out a table for the terminal: at most 100 columns, but never cut off."""
-    console = Console()
-    if width is None and console.is_terminal:
-        least = Measurement.get(console, console.options.update(width=1000), table).minimum
-        width = max(least, min(WIDTH, console.width))
-    text = io.StringIO()
-    open_console(width or WIDTH, text).print(table)
-    return text.getvalue()
 
 
 def format_number(value: Any) -> str:
