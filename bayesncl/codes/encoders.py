@@ -9,8 +9,8 @@ import difflib
 import importlib
 import itertools
 import json
-import operator
 import os
+import pkgutil
 import sys
 import urllib.error
 import urllib.request
@@ -116,18 +116,18 @@ class PhotoEncoder:
     """Embeddings of images.
 
     `request` opens the same encoder again; its paths are absolute, and its signature is the view
-    and what becomes of two fixed images, see `same_signature`. `view` prepares images, unless
-    `transform` (PIL image to float [3, H, W]) does. `compute` takes pixels [n, 3, S, S] to what
-    `pool` takes. `network` is `compute` if that is a torch module without a `transform`. `features`
-    is the length F of an embedding.
+    and what becomes of two fixed images, see `same_signature`. `view`, which is `own` with the
+    requested changes, prepares images, unless `transform` (PIL image to float [3, H, W]) does.
+    `compute` takes pixels [n, 3, S, S] to what `pool` takes. `network` is `compute` if that is a
+    torch module without a `transform`. `features` is the length F of an embedding.
     """
 
     def __init__(
-        self, request: Request, view: View, compute: Callable[[Tensor], Any],
+        self, request: Request, own: View, compute: Callable[[Tensor], Any],
         device: torch.device | str = "cpu", transform: Callable[[Image.Image], Any] | None = None,
     ) -> None:  # fmt: skip
-        self.request = request
-        self.view, self.compute, self.device, self.transform = view, compute, device, transform
+        self.request, self.view = request, request.view(own)
+        self.compute, self.device, self.transform = compute, device, transform
         if isinstance(compute, nn.Module):
             compute.eval().requires_grad_(False).to(device)
         self.network = compute if isinstance(compute, nn.Module) and transform is None else None
@@ -139,20 +139,15 @@ class PhotoEncoder:
         signs = np.random.RandomState(0).choice([-1.0, 1.0], (self.features, SIGNATURE_DIMS))
         rows = embeddings.astype(np.float64) @ signs
         signature = {
-            "view": json.dumps(asdict(view)) if transform is None else "its own",
+            "view": json.dumps(asdict(self.view)) if transform is None else "its own",
             "probes": [[float(f"{v:.6g}") for v in row] for row in rows],
         }
-        self.request = replace(request, mirror=view.mirror, signature=signature)
+        self.request = replace(request, mirror=self.view.mirror, signature=signature)
 
     @property
     def name(self) -> str:
         """Short name for messages: without the folders of a path."""
         return printable(self.request.spec.rpartition(os.sep)[2])
-
-    def describe(self) -> str:
-        """What it returns, in a few words."""
-        mirrored = ", averaged with mirror images" if self.view.mirror else ""
-        return f"{self.features:,} numbers per image{mirrored}"
 
     def prepare(self, image: Image.Image) -> np.ndarray:
         """Input of `embed` from an RGB image: uint8 [3, S, S], or float32 by `transform`."""
@@ -266,8 +261,7 @@ def open_timm(request: Request, device: torch.device | str, notify: Notify) -> P
         raise InputError(f"{request.spec} takes {size}, expected 3 colors and a square")
     resize = max(height, int(height / config.get("crop_pct", 0.875)))
     given = {name: config[name] for name in ("interpolation", "mean", "std") if name in config}
-    own = make_view(height, resize=resize, **given)
-    return PhotoEncoder(request, request.view(own), network, device)
+    return PhotoEncoder(request, make_view(height, resize=resize, **given), network, device)
 
 
 def create_timm(request: Request, notify: Notify, **options: Any) -> tuple[nn.Module, Request]:
@@ -283,14 +277,10 @@ def create_timm(request: Request, notify: Notify, **options: Any) -> tuple[nn.Mo
         network = timm.create_model(name, **options)
     except Exception as error:  # timm, the hub, the network and the disk raise many types
         raise InputError(f"timm cannot create {name}: {first_line(error)}; {WAYS_OUT}") from None
-    if request.weights is not None:
-        request = load_weights(network, request)
-    return network, replace(request, spec=f"timm:{name}")
+    return network, replace(load_weights(network, request), spec=f"timm:{name}")
 
 
-def read_classifier(
-    request: Request, notify: Notify = lambda text: None
-) -> tuple[list[str], np.ndarray]:
+def read_classifier(request: Request, notify: Notify) -> tuple[list[str], np.ndarray]:
     """ImageNet's class names and the classifier rows [C, F] of a timm model."""
     if find_kind(request.spec) != "timm":
         spec = printable(request.spec)
@@ -363,7 +353,7 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         return torch.from_numpy(np.concatenate(parts))
 
     request = replace(request, spec=str(path.resolve()))
-    return PhotoEncoder(request, request.view(own), compute)
+    return PhotoEncoder(request, own, compute)
 
 
 def open_session(onnxruntime: Any, path: Path, device: torch.device | str = "cpu") -> Any:
@@ -383,11 +373,10 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     It may have an attribute `preprocess`: a function from a PIL image to float [3, H, W], or a
     dict with any of size, resize, mean, std and interpolation. The default is ImageNet's at 224.
     """
-    module_name, _, function_name = request.spec.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = operator.attrgetter(function_name)(importlib.import_module(module_name))
+        found = pkgutil.resolve_name(request.spec)
         network = found if isinstance(found, nn.Module) else found()
     except Exception as error:  # the user's own code
         kind = type(error).__name__
@@ -395,13 +384,12 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     if not isinstance(network, nn.Module):
         kind = type(network).__name__
         raise InputError(f"--encoder {request.spec} returned {kind}, expected a torch.nn.Module")
-    if request.weights is not None:
-        request = load_weights(network, request)
+    request = load_weights(network, request)
     preprocess = getattr(network, "preprocess", None) or {}
     transform = preprocess if callable(preprocess) else None
     with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
         own = View() if transform else make_view(**preprocess)
-    return PhotoEncoder(request, request.view(own), network, device, transform)
+    return PhotoEncoder(request, own, network, device, transform)
 
 
 def open_run(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
@@ -409,7 +397,7 @@ def open_run(request: Request, device: torch.device | str, notify: Notify) -> Ph
     path = Path(request.spec).expanduser()
     model = load_run(path)
     request = replace(request, spec=str(path.resolve()))
-    return PhotoEncoder(request, request.view(view_of(model)), model.backbone, device)
+    return PhotoEncoder(request, view_of(model), model.backbone, device)
 
 
 OPENERS = {"timm": open_timm, "onnx": open_onnx, "module": open_module, "run": open_run}
@@ -429,7 +417,9 @@ def make_view(size: int = 224, interpolation: str = "bicubic", **given: Any) -> 
 
 def load_weights(network: nn.Module, request: Request) -> Request:
     """Fill a network from a .safetensors or .pt file, without unpickling; skip extra tensors."""
-    path = Path(request.weights or "").expanduser()
+    if request.weights is None:
+        return request
+    path = Path(request.weights).expanduser()
     if not os.path.isfile(path):
         raise InputError(f"--weights {request.weights}: no such file")
     try:

@@ -29,17 +29,11 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.inputs import as_numpy
 from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
+from bayesncl.measure import preprocess
 from bayesncl.measure.columns import MAX_TWIN_ROWS, distinct
 from bayesncl.measure.neighbors import nearest, shared_neighbors
-from bayesncl.measure.preprocess import (
-    Moments,
-    load_rows,
-    measure_moments,
-    prepare,
-    read_rows,
-    restore,
-    unit_length,
-)
+from bayesncl.measure.preprocess import Moments
+from bayesncl.measure.rows import slices
 from bayesncl.measure.topk import KEPT
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
@@ -229,10 +223,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
         dim = self.n_components_ if warm else int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
-        moments = self.moments_ if warm else measure_moments(source, chosen)
+        moments = self.moments_ if warm else preprocess.measure_moments(source, chosen)
         if not moments.scale.any():
             raise InputError(f"all {n} rows of X are the same")
-        rows = load_rows(source, chosen, moments, device)
+        rows = preprocess.load_rows(source, chosen, moments, device)
         head = self._make_head(rows, dim, seed)
         self._check_output(head)
         parts = head.parts(rows)  # one, or a few groups
@@ -350,21 +344,21 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             parts = [scipy.sparse.csr_matrix(z) for _, z in self._encode(source)]
             return scipy.sparse.vstack(parts, format="csr")
         out = np.empty((len(source), self.n_components_), np.float32)
-        for rows, z in self._encode(source):
-            out[rows] = z
+        for part, z in self._encode(source):
+            out[part] = z
         return out
 
     @torch.inference_mode()
-    def _encode(self, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _encode(self, source: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Codes, block by block. All blocks have one shape, so sums do not depend on the batch."""
         device = find_device(self.device)
         head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
         size = ROWS_PER_BLOCK.get(device.type, ROWS_PER_BLOCK["cpu"])
         block = torch.zeros(size, self.moments_.width, dtype=torch.float32, device=device)
-        for start in range(0, len(source), size):
-            rows = np.arange(start, min(start + size, len(source)))
-            block[: len(rows)] = prepare(read_rows(source, rows).to(device), self.moments_)
-            yield rows, self.select_active(head(block))[: len(rows)].cpu().numpy()
+        for part in slices(len(source), size):
+            rows = preprocess.read_rows(source, np.arange(part.start, part.stop)).to(device)
+            block[: len(rows)] = preprocess.prepare(rows, self.moments_)
+            yield part, self.select_active(head(block))[: len(rows)].cpu().numpy()
 
     def select_active(self, features: Features) -> Tensor:
         """Codes [n, D] from the features of the head: the strongest entries of each row."""
@@ -399,7 +393,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise InputError(f"Z must be [M, {self.n_components_}], got {list(z.shape)}")
         with torch.inference_mode():
             h = self.head_.bias + self.head_.decode(torch.from_numpy(z))  # type: ignore[operator]
-            return restore(h, self.moments_).numpy()
+            return preprocess.restore(h, self.moments_).numpy()
 
     @property
     def groups_(self) -> np.ndarray:
@@ -416,7 +410,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise AttributeError(f"codes by {self.method} have no components_")
         with torch.inference_mode():
             atoms = self.head_.decode(torch.eye(self.n_components_))  # type: ignore[operator]
-            return (restore(atoms, self.moments_) - self.moments_.mean.to(atoms)).numpy()
+            return (preprocess.restore(atoms, self.moments_) - self.moments_.mean.to(atoms)).numpy()
 
     def explained_variance(self, X: Any) -> float | None:
         """Share of the variance of X, at unit length, that ``sae`` or ``csr`` codes reconstruct.
@@ -427,7 +421,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if not hasattr(self.head_, "decode"):
             return None
         some = np.asarray(X[spread_evenly(len(X), MAX_VARIANCE_ROWS)], np.float32)
-        codes, x = self.with_options(unit_norm=False), unit_length(torch.from_numpy(some)).numpy()
+        x = preprocess.unit_length(torch.from_numpy(some)).numpy()
+        codes = self.with_options(unit_norm=False)
         found = codes.inverse_transform(codes.transform(some))
         return float(r2_score(x, found, multioutput="variance_weighted"))
 
@@ -570,8 +565,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             return torch.arange(n)[:, None], 1.0
         k = min(int(_auto(self.n_neighbors, choose_neighbors(n, dim))), n - 1)
         key = f"{n} {k} {digest(moments._asdict())}"
-        if path is not None and Path(path).is_file():
-            # NumPy notices damage by a checksum, and raises many types
+        if path is not None:
+            # no such file, or it is damaged: NumPy raises many types
             with suppress(Exception), np.load(path, allow_pickle=False) as saved:
                 if str(saved["key"]) == key:
                     return torch.from_numpy(saved["partners"]), float(saved["recall"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from bayesncl.codes.encoders import View, pool, probe_images, view_of
@@ -20,6 +21,7 @@ from bayesncl.data.decode import Square
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.measure.preprocess import Moments, prepare
+from bayesncl.measure.rows import slices
 from bayesncl.method.encoder import Encoder, center_crop, in_eval_mode
 from bayesncl.method.heads import Features, Head, Prototypes
 from bayesncl.method.losses import unit_rows
@@ -87,8 +89,8 @@ class HeatmapModel:
         """Codes before any gate, float32 [N, D]."""
         codes = []
         with in_eval_mode(self.network), in_eval_mode(self.head):
-            for a in range(0, len(pixels), BATCH_SIZE):
-                h = pool(self.network(self.prepare(pixels[a : a + BATCH_SIZE])))
+            for part in slices(len(pixels), BATCH_SIZE):
+                h = pool(self.network(self.prepare(pixels[part])))
                 h = h if self.moments is None else prepare(h, self.moments)
                 codes.append(self.head(h).z.float().cpu())
         return torch.cat(codes).numpy()
@@ -121,9 +123,9 @@ def heatmaps_of_codes(codes: PhotoCodes) -> HeatmapModel:
     return HeatmapModel(encoder.network, head, encoder.view, device, codes.codes.moments_)
 
 
-def as_map(f: Any, width: int) -> Tensor | None:
+def as_map(f: Tensor, width: int) -> Tensor | None:
     """Features as [n, h, w, F], from [n, F, h, w], [n, h, w, F] or tokens [n, T, F]."""
-    if not isinstance(f, Tensor) or f.ndim not in (3, 4) or width not in (f.shape[1], f.shape[-1]):
+    if f.ndim not in (3, 4) or width not in (f.shape[1], f.shape[-1]):
         return None
     if f.ndim == 4:
         found = f.permute(0, 2, 3, 1) if f.shape[1] == width else f
@@ -154,18 +156,18 @@ def compute_maps(
     parts = []
     hook = module.register_forward_hook(record)
     with hook, in_eval_mode(model.network), in_eval_mode(model.head):
-        for a in range(0, len(pixels), BATCH_SIZE):
-            h = pool(model.network(model.prepare(pixels[a : a + BATCH_SIZE])))
+        for part in slices(len(pixels), BATCH_SIZE):
+            h = pool(model.network(model.prepare(pixels[part])))
             f = as_map(seen.pop(), h.shape[1])
             assert f is not None
             n, high, wide, _ = f.shape
             z = model.score(f.flatten(0, 2), h.repeat_interleave(high * wide, 0))
-            index = torch.from_numpy(dims[a : a + n, None]).to(z.device)
+            index = torch.from_numpy(dims[part, None]).to(z.device)
             picked = z.unflatten(0, (n, high * wide)).gather(2, index.expand(n, high * wide, -1))
             parts.append(picked.transpose(1, 2).unflatten(2, (high, wide)).float().cpu())
             seen.clear()
             if progress is not None:
-                progress(a + n, len(pixels), "heat maps")
+                progress(part.stop, len(pixels), "heat maps")
     return torch.cat(parts).numpy()
 
 
@@ -219,17 +221,15 @@ def masking_drop(
     maps = compute_maps(model, pixels, dims[:, None])[:, 0]  # [N, h, w]
     n, h, w = maps.shape
     rng = np.random.default_rng(0)
-    orders = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")]
-    orders += [np.argsort(rng.random((n, h * w)), axis=1) for _ in range(N_CONTROLS)]
+    coldness = [-maps.reshape(n, h * w), *rng.random((N_CONTROLS, n, h * w))]
     rows, columns = (np.arange(s) * cells // s for s, cells in zip(pixels.shape[2:], (h, w)))
     drops = []
-    for done, order in enumerate(orders, 1):
-        hidden = np.zeros((n, h * w), bool)
-        np.put_along_axis(hidden, order[:, : max(1, h * w // 4)], True, axis=1)
-        hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
+    for done, cold in enumerate(coldness, 1):
+        rank = rankdata(cold, "ordinal", axis=1)  # from 1
+        hidden = (rank <= max(1, h * w // 4)).reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
         masked = np.where(hidden, gray, pixels)
         drops.append((before - model.encode(masked)[alive, dims[alive]]) / before)
-        progress(done, len(orders), CHECKING)
+        progress(done, len(coldness), CHECKING)
     hottest, control = drops[0], np.mean(drops[1:], axis=0)
     error = float((hottest - control).std() / np.sqrt(len(before)))
     means = {"hottest": float(hottest.mean()), "random": float(control.mean())}

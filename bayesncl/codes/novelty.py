@@ -5,6 +5,7 @@ import torch
 
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.data.images import spread_evenly
+from bayesncl.measure import dimensions
 from bayesncl.measure.preprocess import load_rows
 
 MAX_ROWS = 20_000  # fitted rows that the covariance is computed from, spread evenly
@@ -64,7 +65,5 @@ def entropy(z: np.ndarray) -> np.ndarray:
     Codes of familiar images have few strong dimensions. The strongest entry of a kept code does
     not tell: keeping few dimensions and scaling to unit length makes it large for any image.
     """
-    total = z.sum(1, dtype=np.float64, keepdims=True)
-    p = z / np.where(total > 0, total, 1)
-    surprise = -np.log(np.where(p > 0, p, 1))
-    return (p * surprise).sum(1) / np.log(max(z.shape[1], 2))
+    nats = dimensions.entropy(z.T.astype(np.float64))  # NaN of a zero row
+    return np.nan_to_num(nats) / np.log(max(z.shape[1], 2))

@@ -27,6 +27,7 @@ from bayesncl.data.images import spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.io import is_codes
+from bayesncl.measure.rows import slices
 from bayesncl.measure.verdict import render_html
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.losses import check_n_active
@@ -143,9 +144,9 @@ class PhotoCodes:
         """Embeddings of images (see `encode`), float32 [N, F]."""
         encoder, given = self.encoder, as_batch(images)
         parts = [np.empty((0, encoder.features), np.float32)]
-        for start in range(0, len(given), batch):
-            part = as_pictures(given[start : start + batch])
-            ready = [read_picture(p, encoder.prepare, encoder.min_side) for p in part]
+        for part in slices(len(given), batch):
+            pictures = as_pictures(given[part])
+            ready = [read_picture(p, encoder.prepare, encoder.min_side) for p in pictures]
             parts.append(encoder.embed(np.stack(ready)))
         return np.concatenate(parts)
 

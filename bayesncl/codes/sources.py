@@ -9,7 +9,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +18,7 @@ import numpy as np
 import torch
 
 from bayesncl import inputs
-from bayesncl.codes.encoders import (
-    Embedded,
-    PhotoEncoder,
-    Request,
-    Signature,
-    open_encoder,
-    same_signature,
-)
+from bayesncl.codes.encoders import Embedded, PhotoEncoder, Request, open_encoder, same_signature
 from bayesncl.codes.folder import About, CodesFolder, Key, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
@@ -34,6 +28,7 @@ from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import as_features, class_labels, factorize
 from bayesncl.io import write_saved
+from bayesncl.measure.rows import slices
 from bayesncl.method.encoder import center_crop
 from bayesncl.progress import Display, plural
 from bayesncl.training.run_folder import load_run
@@ -99,14 +94,13 @@ def arrange(material: Material) -> tuple[Rows, Iterator[np.ndarray]]:
 
 def read_blocks(x: Any, order: np.ndarray) -> Iterator[np.ndarray]:
     """Rows in this order as float32 blocks; refuses values whose squares overflow."""
-    for start in range(0, len(order), ROWS_PER_BLOCK):
-        part = order[start : start + ROWS_PER_BLOCK]
+    for part in slices(len(order), ROWS_PER_BLOCK):
         with np.errstate(over="ignore"):
-            block = np.array([x[i] for i in part], np.float32)
+            block = np.array([x[i] for i in order[part]], np.float32)
             bad = np.flatnonzero(~np.isfinite(np.square(block).sum(1)))
         if len(bad):
             what = "contains NaN, infinity or values too large to square"
-            raise InputError(f"row {part[bad[0]]} of the embeddings {what}")
+            raise InputError(f"row {order[part][bad[0]]} of the embeddings {what}")
         yield block
 
 
@@ -116,12 +110,12 @@ def embed_photos(
     """The photos of a folder."""
     entries, others, test = find_photos(source)
     names, n = [entry.name for entry in entries], len(entries)
+    labels: Sequence[str] | np.ndarray | None
     if options.labels is None:
         labels, origin = folder_classes(names, source), "by subfolder"
     else:
         _, column = inputs.read_labels(options.labels, np.array(names, object), n)
-        given = class_labels(column)
-        labels, origin = None if given is None else list(map(str, given)), "given"
+        labels, origin = class_labels(column), "given"
     request, earlier = options.encoder, None
     with suppress(InputError):  # nothing is there yet, or it is damaged
         earlier = folder.about().encoder
@@ -135,17 +129,16 @@ def embed_photos(
     sizes = describe_sizes([entry.path for entry in entries])
     parts = [
         plural(n, "photo") + (f" of {sizes} pixels" if sizes else ""),
-        f"{plural(len(set(labels)), 'class')} {origin}" if labels else "no classes",
+        "no classes" if labels is None else f"{plural(len(set(labels)), 'class')} {origin}",
     ]
     if others:
         kinds = ", ".join(count_suffixes(others))
         parts.append(f"{plural(len(others), 'other file')} skipped ({kinds})")
-
-    def embed(missing: list[int]) -> Embedded:
-        return encoder.embed_files([entries[i] for i in missing])
-
     note = "; ".join([*parts, f"encoder {encoder.name}"])
-    x = embed_missing(folder, encoder, keys, embed, display, note, fresh=options.fresh)
+    x = embed_missing(
+        folder, encoder, keys, lambda missing: encoder.embed_files([entries[i] for i in missing]),
+        display, note, fresh=options.fresh,
+    )  # fmt: skip
     return Material(about, keys, x, labels, test)
 
 
@@ -179,7 +172,8 @@ def embed_missing(
     known = {} if fresh else known_embeddings(folder, signature, stamp)
     missing = [i for i, key in enumerate(keys) if key not in known]
     before = len(keys) - len(missing)
-    note += f", {encoder.describe()}"
+    note += f", {encoder.features:,} numbers per image"
+    note += ", averaged with mirror images" if encoder.view.mirror else ""
     display.note(note + (f"; {before:,} embedded before" if before else ""))
     new: dict[Key, np.ndarray] = {}
     failed: list[str] = []
@@ -201,29 +195,25 @@ def embed_missing(
     return [known.get(key) for key in keys]
 
 
-def known_embeddings(
-    folder: CodesFolder, signature: Signature | None, stamp: str
-) -> dict[Key, np.ndarray]:
+def known_embeddings(folder: CodesFolder, signature: Any, stamp: str) -> dict[Key, np.ndarray]:
     """Embeddings from the earlier fit and from the log of a killed one.
 
     They must be by an encoder with the same signature, and of a dataset with the same stamp.
     """
     rows: dict[Key, np.ndarray] = {}
-
-    def same(old_signature: Signature | None, old_stamp: str) -> bool:
-        return stamp == old_stamp and same_signature(old_signature, signature)
-
     try:
-        old = folder.about() if folder.about_file.exists() else None
-        if old and old.encoder and same(old.encoder.signature, old.stamp):
-            rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
+        if folder.about_file.exists():
+            old = folder.about()
+            made_by = old.encoder.signature if old.encoder else None
+            if old.stamp == stamp and same_signature(made_by, signature):
+                rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
     except InputError as error:
         warnings.warn(f"embedding again, since {error}", stacklevel=2)
     for path in sorted(folder.log.glob("*.npz")):
         # NumPy raises many types over damaged files
         with suppress(Exception), np.load(path, allow_pickle=False) as part:
             old_signature, old_stamp, keys = json.loads(str(part["about"]))
-            if same(old_signature, old_stamp):
+            if old_stamp == stamp and same_signature(old_signature, signature):
                 rows |= zip((Key(*key) for key in keys), part["rows"])
     return rows
 
@@ -249,13 +239,13 @@ def read_array(
         names, labels = inputs.read_labels(options.labels, names, n)
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
-    about = About("array", folder.relative(source))
-    about = replace(about, columns=None if columns is None else columns.tolist())
-    keys = [Key(printable(text, PATH_LENGTH)) for text in texts]
+    keys, images = [Key(printable(text, PATH_LENGTH)) for text in texts], None
     if options.images is not None:
         texts = match_images(texts, options.images, display)
         keys = [Key(name, *file_stat(options.images / name)) for name in texts]
-        about = replace(about, images=folder.relative(options.images))
+        images = folder.relative(options.images)
+    given = None if columns is None else columns.tolist()
+    about = About("array", folder.relative(source), images, columns=given)
     test = None
     if "test" in inputs.array_names(source):
         test = inputs.read_arrays(source, ("test",))["test"]
@@ -305,10 +295,7 @@ def embed_run(
     about = About("run", folder.relative(source), None, encoder.request, tree, stamp)
     keys = [Key(f"{name}/{i}") for name, images in splits.items() for i in range(len(images))]
     note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}"
-
-    def embed(missing: list[int]) -> Embedded:
-        return embed_splits(encoder, each, np.array(missing, int))
-
+    embed = partial(embed_splits, encoder, each)
     x = embed_missing(folder, encoder, keys, embed, display, note, stamp=stamp)
     classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
     labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
@@ -316,13 +303,13 @@ def embed_run(
     return Material(about, keys, x, labels if len(labels) == len(keys) else None, test)
 
 
-def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Embedded:
+def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: list[int]) -> Embedded:
     """Embeddings of the images with these indices, counted through all splits."""
     first = 0
     for images in splits:
-        index = missing[(missing >= first) & (missing < first + len(images))] - first
-        for start in range(0, len(index), IMAGES_PER_BATCH):
-            pixels = np.asarray(images.pixels[index[start : start + IMAGES_PER_BATCH]])
+        index = [i - first for i in missing if first <= i < first + len(images)]
+        for part in slices(len(index), IMAGES_PER_BATCH):
+            pixels = np.asarray(images.pixels[index[part]])
             yield from encoder.embed(center_crop(pixels, encoder.view.crop))
         first += len(images)
 
