@@ -7,7 +7,7 @@ for it: two images with the same few active dimensions need not be copies.
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,32 +94,43 @@ def audit(
         other = "" if j is None else names[j]
         found.append(Finding(kind, names[i], other, text[y[i]], suggested, float(score)))
 
-    if len(classes) > 1:
-        votes, row = predict_left_out(rows, y), np.arange(n)
-        own = votes[row, y]
-        votes[row, y] = -np.inf
-        best, margin = votes.argmax(1), votes.max(1) - own  # of the best other class
-        for i in np.flatnonzero(margin > 0).tolist():
-            others = index[i][y[index[i]] == best[i]]
-            add(WRONG, i, others[0] if len(others) else None, margin[i], text[best[i]])
+    best, margin = best_other_class(rows, y) if len(classes) > 1 else (y, np.zeros(n))
+    for i in np.flatnonzero(margin > 0).tolist():
+        others = index[i][y[index[i]] == best[i]]
+        add(WRONG, i, others[0] if len(others) else None, margin[i], text[best[i]])
     mean = cosine.mean(1)
     spread = stats.median_abs_deviation(mean, scale="normal")
     for i in np.flatnonzero(mean < np.median(mean) - ODD_DEVIATIONS * spread - 1e-6).tolist():
         add(ODD, i, index[i, 0], 1 - mean[i])
     keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
-    first: dict[Hashable, int] = {}
-    same = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
-    copies = [(EXACT, i, j, 1.0) for i, j in same if i != j]
     by_pixels = pixel_pairs(thumbnails or (), rows.device)
     alike = {(i, j): float(rows[i] @ rows[j]) for i, j in by_pixels}
-    for (i, j), c in (alike | near_pairs(cosine, index, near)).items():
-        if keys[i] is None or keys[i] != keys[j]:
-            copies.append((NEAR, i, j, c))
-    for kind, i, j, c in copies:
+    for kind, i, j, c in find_copies(keys, alike | near_pairs(cosine, index, near)):
         add(kind, i, j, c)
         if held_out is not None and bool(held_out[i]) != bool(held_out[j]):
             add(ACROSS, i, j, c)
     return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.score))
+
+
+def best_other_class(rows: Tensor, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The class [N] that a row resembles most beside its own, and by how much more [N]."""
+    votes, row = predict_left_out(rows, y), np.arange(len(y))
+    own = votes[row, y]
+    votes[row, y] = -np.inf
+    return votes.argmax(1), votes.max(1) - own
+
+
+def find_copies(
+    keys: Sequence[Hashable], alike: dict[tuple[int, int], float]
+) -> Iterator[tuple[str, int, int, float]]:
+    """Pairs of rows with equal keys, then those of `alike` with other keys: kind and cosine."""
+    first: dict[Hashable, int] = {}
+    for j, key in enumerate(keys):
+        if key is not None and (i := first.setdefault(key, j)) != j:
+            yield EXACT, i, j, 1.0
+    for (i, j), c in alike.items():
+        if keys[i] is None or keys[i] != keys[j]:
+            yield NEAR, i, j, c
 
 
 def find_neighbors(rows: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:

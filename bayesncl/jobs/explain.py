@@ -15,7 +15,6 @@ from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
 from bayesncl.measure.linear import Linear, expected_chance, fit_linear, group_accuracy, trim
 
-IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
 # names of the sparse classifiers in the report, of all dimensions and without irrelevant ones
 SPARSE, SPARSE_TRIMMED = "codes, few dimensions", "few, irrelevant ones off"
 TEST_SHARE = 0.2  # of the rows, where `fit` held none out
@@ -95,23 +94,20 @@ def explain(
     """
     z, test = as_features(z), as_numpy(test).astype(bool)
     n, width = z.shape
-    as_labels(labels, n)
-    y = as_numpy(labels)
+    y, classes = as_numpy(labels), as_labels(labels, n)[0]
     for what, column in (("held-out marks", test), ("groups", groups), ("embeddings", embeddings)):
         if column is not None and len(column) != n:
             raise InputError(f"{len(column)} {what} for {n} rows of codes")
     if not 0 < test.sum() < n or len(np.unique(y[~test])) < 2:
         raise InputError("explain needs two classes to fit on, and held-out rows")
-    group_of = None if groups is None else as_numpy(groups)
-    held_out_groups = None if group_of is None else group_of[test]
+    tested_groups = None if groups is None else as_numpy(groups)[test]
     dropped = sorted(set(irrelevant))
-    trimmed = trim(z[~test], y[~test], z[test], y[test], held_out_groups, dropped)
-
+    trimmed = trim(z[~test], y[~test], z[test], y[test], tested_groups, dropped)
     scores: dict[str, Scores] = {}
 
     def fit(name: str, x: np.ndarray, sparse: bool = True) -> Linear:
         model = fit_linear(x[~test], y[~test], sparse=sparse)
-        scores[name] = group_accuracy(model.predict(x[test]), y[test], held_out_groups)
+        scores[name] = group_accuracy(model.predict(x[test]), y[test], tested_groups)
         return model
 
     model = fit(SPARSE, z)
@@ -122,27 +118,27 @@ def explain(
         scores["all, as many others off"] = trimmed["random"]
     if embeddings is not None:
         fit("full embedding", as_features(embeddings), sparse=False)
-    related = None
-    if group_of is not None:
-        sample = np.random.default_rng(0).permutation(n)[:MAX_ROWS]
-        index, values = as_labels(group_of, n)
-        classes, _ = as_labels(y, n)
-        found = average_auc(z[sample], index[sample], classes[sample])
-        strongest = values[found.auc.argmax(0)]
-        related = [str(group) if on else "" for group, on in zip(strongest, beyond_luck(found))]
+    related = None if groups is None else find_groups(z, classes, groups)
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())
     chance = expected_chance(model.predict(z[test])[:, None], y[test])
     return Explanation(titles, model, sizes, scores, chance, dropped, related)
 
 
+def find_groups(z: np.ndarray, classes: np.ndarray, groups: Array) -> list[str]:
+    """The group that each dimension is about [D], or ""; only images of one class are compared."""
+    index, values = as_labels(groups, len(z))
+    sample = np.random.default_rng(0).permutation(len(z))[:MAX_ROWS]
+    found = average_auc(z[sample], index[sample], classes[sample])
+    strongest = values[found.auc.argmax(0)]
+    return [str(group) if on else "" for group, on in zip(strongest, beyond_luck(found))]
+
+
 def explain_codes(
     model: PhotoCodes, labels: Path | None = None, groups: Path | None = None,
     without: Sequence[str] = (),
-) -> tuple[Explanation, np.ndarray]:
-    """Explain a classifier on fitted codes; returns the codes [N, D] too.
-
-    The scores and weights are kept in explain.json.
+) -> tuple[Explanation, np.ndarray]:  # fmt: skip
+    """Explain a classifier on fitted codes, and keep it in explain.json; returns the codes too.
 
     Labels are those of the folder unless a file has others. Groups are read from a file, or are the
     backgrounds of a run's dataset. Dimensions with the mark "irrelevant", or named in `without`,
@@ -156,32 +152,28 @@ def explain_codes(
     files = {name: file for name, file in (("y", labels), ("groups", groups)) if file is not None}
     given = read_factors(files, np.array(rows.names), n)
     group_of = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
+    y = np.array(texts) if labels is None else given["y"]
     test = np.arange(n) >= rows.fitted if rows.held else held_out(rows.names, TEST_SHARE, 0)
     annotations = folder.names(codes)
     off = {k for name in without for k in annotations.find(name)}
-    off |= set(annotations.marked(IRRELEVANT))
-    z = codes.dense(x)
-    y = given["y"] if labels is not None else np.array(texts)
-    found = explain(
-        z, y, test, embeddings=x, groups=group_of, irrelevant=sorted(off),
-        names=annotations.columns(codes.n_components_),
-    )  # fmt: skip
+    off |= set(annotations.marked("irrelevant"))
+    z, names = codes.dense(x), annotations.columns(codes.n_components_)
+    found = explain(z, y, test, embeddings=x, groups=group_of, names=names, irrelevant=[*off])
     scores = {
         name: {key: score[key] for key in ("average", "worst")} | {"where": _worst_group(score)}
         for name, score in found.scores.items()
     }
     scores["chance"] = {"average": found.chance, "worst": None, "where": ""}
     weights = [weight._asdict() for weight in found.weights]
-    tree = {"scores": scores, "group_share": found.group_share, "weights": weights}
-    folder.save_result("explain", tree)
+    result = {"scores": scores, "group_share": found.group_share, "weights": weights}
+    folder.save_result("explain", result)
     return found, z
 
 
 def find_image(rows: Rows, name: str) -> int:
     """The row with this name, or the only one whose path ends so."""
-    matches = [i for i, each in enumerate(rows.names) if f"/{each}".endswith(f"/{name}")]
-    exact = [i for i in matches if rows.names[i] == name]
-    matches = exact or matches
+    ends = [i for i, each in enumerate(rows.names) if f"/{each}".endswith(f"/{name}")]
+    matches = [i for i in ends if rows.names[i] == name] or ends
     if len(matches) != 1:
         raise InputError(f"{len(matches) or 'no'} images are named {printable(name)}")
     return matches[0]

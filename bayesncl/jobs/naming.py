@@ -8,7 +8,7 @@ from sklearn.preprocessing import normalize
 
 from bayesncl.codes import names
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.names import CHOICES, SUGGESTED, Annotations, Entry
+from bayesncl.codes.names import SUGGESTED, Annotations, Entry
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
@@ -106,7 +106,7 @@ def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
 def describe(named: Annotations) -> list[str]:
     """A line per dimension with a name or mark, with the source of suggestions, and a count."""
     lines, count = [], 0
-    marked = {mark: named.marked(mark) for mark in CHOICES["mark"]}
+    marked = {mark: named.marked(mark) for mark in names.CHOICES["mark"]}
     for k in sorted(named.dimensions):
         name, entries = named.name(k), named.dimensions[k]
         count += bool(name)
@@ -120,9 +120,7 @@ def describe(named: Annotations) -> list[str]:
     return [*lines, f"{count:,} of {named.dims:,} dimensions have a name"]
 
 
-def add_suggestions(
-    folder: CodesFolder, found: list[tuple[int, str, float]], source: str
-) -> None:
+def add_suggestions(folder: CodesFolder, found: list[tuple[int, str, float]], source: str) -> None:
     """Replace the names (dimension, name, score) from one source; names by people stay."""
     author, time = f"{SUGGESTED}{source}", datetime.now(UTC).isoformat(timespec="seconds")
     own = folder.names()
