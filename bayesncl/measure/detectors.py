@@ -47,14 +47,14 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> tuple
     """
     active = fired(z)
     indexed = [as_labels(labels, active.shape[0])[0] for labels in levels.values()]
-    order = np.random.default_rng(seed).permutation(active.shape[0])
     consistency, shares, best = _best_levels(active, indexed)
     values = {
         "consistency": consistency,
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
         "by_level": {name: mean(share) for name, share in zip(levels, shares)},
     }
-    return values, {"consistency": _best_levels(active, [y[order] for y in indexed])[0]}
+    by_chance, _, _ = _best_levels(active, [shuffle_labels(y, seed) for y in indexed])
+    return values, {"consistency": by_chance}
 
 
 def _best_levels(

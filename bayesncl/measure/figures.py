@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bayesncl.errors import InputError, printable
-from bayesncl.inputs import Array, as_features, as_labels, as_numpy
+from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import coverage, detectors, labelfree, topk
 from bayesncl.measure.columns import independence, stability
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
@@ -66,9 +66,7 @@ def figures(
     if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
         noise_embeddings = labelfree.prepare(noise[1], len(noise[0]))
         noisy = labelfree.mean_cosine(strongest_images(noise[0]), noise_embeddings)
-    index, names = None, np.empty(0)  # None without labels, or with a single class
-    if labels is not None and (np.shape(labels) != (n,) or len(np.unique(as_numpy(labels))) > 1):
-        index, names = as_labels(labels, n)
+    index, names = (None, np.empty(0)) if labels is None else as_labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
     judgeable = n >= MIN_IMAGES and (index is not None or prepared is not None)
     least = least_alike(prepared, noisy, seed) if judgeable and index is None else None
@@ -128,7 +126,7 @@ def figures(
         values["whole"] = _full_precision(codes, embeddings, prepared, index, seed)
     result = Result(**rounded(values), chance=rounded(chance), control=rounded(beside))
     classes = None if index is None else int(index.max()) + 1
-    result.verdict = judge(result, n, width, classes, labels is not None)
+    result.verdict = judge(result, n, width, classes)
     return result
 
 

@@ -303,9 +303,7 @@ def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None)
     A group is a class and a value of `groups` [N]; without `groups` it is a class.
     """
     truth = as_numpy(labels)
-    second = np.full(len(truth), "") if groups is None else as_numpy(groups)
-    if second.shape != truth.shape:
-        raise InputError(f"{len(second)} groups for {len(truth)} rows")
+    second = np.full(len(truth), "") if groups is None else groups
     right = as_numpy(predicted) == truth
     pairs, size, (shares,) = _accuracy_by_group([right], truth, second)
     rows = [
@@ -478,8 +476,6 @@ def trim(
     z, test = as_features(train_z), as_features(test_z)
     width = z.shape[1]
     dropped = np.unique(np.asarray(irrelevant, np.int64))
-    if test.shape[1] != width:
-        raise InputError(f"train codes have {width} dimensions, test codes {test.shape[1]}")
     if len(dropped) and not (dropped[0] >= 0 and dropped[-1] < width):
         raise InputError(f"dimensions to leave out must be 0 to {width - 1}")
     if len(dropped) == width:

@@ -26,10 +26,10 @@ UNKNOWN = Figure(None)
 WIDTH, LABEL_WIDTH, FIGURE_WIDTH = 80, 37, 12
 
 
-def judge(found: Result, images: int, dimensions: int, classes: int | None, labeled: bool) -> Tree:
+def judge(found: Result, images: int, dimensions: int, classes: int | None) -> Tree:
     """The verdict on the measures of a code, the most important line first.
 
-    `classes` is None without labels of two classes; `labeled` is whether there were any labels.
+    `classes` is None without labels.
     """
     judgeable = images >= MIN_IMAGES
     lines = []
@@ -45,8 +45,7 @@ def judge(found: Result, images: int, dimensions: int, classes: int | None, labe
         rule = "number of images"
         lines.append(_line("images", "images", f"{images:,}", "", advice, rule, Figure(images)))
     if classes is None:
-        why = "all images have one label" if labeled else "no labels were given"
-        advice = "Give labels of two or more classes to measure this."
+        why, advice = "no labels were given", "Give labels of two or more classes to measure this."
         lines.append(_line("classes", ABOUT_ONE_CLASS, "unknown", why, advice, "labels"))
     elif judgeable:
         lines += [_one_class(found), _own_dimension(found, classes)]
