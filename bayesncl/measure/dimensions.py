@@ -133,9 +133,7 @@ def describe(
         open = np.asarray(open, bool)
         closed = ((np.abs(z) > ACTIVE) & ~open).sum(0)
         table["open_rate"] = 100 * open.sum(0) / len(open)
-        table["closed_rate"] = 100 * np.divide(
-            closed, support, out=np.full(len(support), np.nan), where=support > 0
-        )
+        table["closed_rate"] = 100 * (closed / np.where(support > 0, support, np.nan))
         if classes is not None:
             by_class = [open[index == c].sum(0) for c in range(len(classes))]
             table["open_counts"] = np.stack(by_class, axis=1)
@@ -161,8 +159,7 @@ def most_suppressed(table: Dimensions) -> np.ndarray:
 def largest_share(fires: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Support [D] and share of the most frequent class [D], percent, from counts [C, D]."""
     support = fires.sum(0)
-    nothing = np.full(len(support), np.nan)
-    return support, 100 * np.divide(fires.max(0), support, out=nothing, where=support > 0)
+    return support, 100 * (fires.max(0) / np.where(support > 0, support, np.nan))
 
 
 def purity(fires: np.ndarray, mass: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
@@ -200,9 +197,9 @@ def owned_classes(
 def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
     """-sum_c p log p of each column of weights [C, D]; terms with p <= floor are dropped."""
     total = weights.sum(0)
-    p = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    p = weights / np.where(total > 0, total, np.nan)
     terms = p * np.log(p, out=np.zeros_like(p), where=p > floor)
-    return np.asarray(np.where(total > 0, -terms.sum(0), np.nan))
+    return np.asarray(-terms.sum(0))
 
 
 def detector_precision(

@@ -45,8 +45,7 @@ def class_auc(z: np.ndarray, labels: np.ndarray) -> Auc:
     """
     n, classes = len(labels), int(labels.max()) + 1
     inside = np.bincount(labels, minlength=classes)[:, None].astype(float)  # [C, 1]
-    onehot = np.zeros((classes, n))
-    onehot[labels, np.arange(n)] = 1
+    onehot = (np.arange(classes)[:, None] == labels).astype(float)
     ranks = rankdata(z, axis=0)
     # U - E[U], where U counts pairs in which the image of the class is stronger, ties half
     excess = onehot @ ranks - inside * (n + 1) / 2
@@ -192,7 +191,7 @@ def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
     z, swapped = z.astype(np.float64), swapped.astype(np.float64)
     paired = np.square(z - swapped).mean(0)
     any_two = z.var(0) + swapped.var(0) + np.square(z.mean(0) - swapped.mean(0))
-    return np.divide(paired, any_two, out=np.full_like(paired, np.nan), where=any_two > 1e-15)
+    return np.asarray(paired / np.where(any_two > 1e-15, any_two, np.nan))
 
 
 def summary(

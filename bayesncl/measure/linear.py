@@ -21,7 +21,7 @@ from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.neighbors import Rows, as_rows
 from bayesncl.measure.result import Tree
-from bayesncl.measure.rows import unit_codes
+from bayesncl.measure.rows import as_tensor, unit_codes
 
 SEEDS = (0, 1, 2)  # one held-out part each
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy
@@ -68,8 +68,7 @@ def fast_probe(train_h: Array, train_y: Array, test_h: Array, test_y: Array) -> 
 def rank_classes(train_h: Array, train_y: Array, test_h: Array) -> list[Ranking]:
     """The predictions behind `fast_probe`, for every seed."""
     device = find_device()
-    both = (np.array(as_features(h), np.float32) for h in (train_h, test_h))
-    x, x_test = (torch.from_numpy(h).to(device) for h in both)
+    x, x_test = (as_tensor(as_features(h)).float().to(device) for h in (train_h, test_h))
     if len(x) < 5:
         raise InputError(f"a probe needs at least 5 training images, got {len(x)}")
     index, classes = as_labels(train_y, len(x))
