@@ -34,8 +34,7 @@ class Novelty:
         self.mean = rows.mean(0)
         rows -= self.mean
         covariance = (rows.T @ rows).double() / len(rows)
-        eye = torch.eye(len(covariance), dtype=torch.float64)
-        covariance += SHRINKAGE * covariance.trace() / len(covariance) * eye
+        covariance.diagonal().add_(SHRINKAGE * covariance.trace() / len(covariance))
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
         self.whitening = torch.linalg.cholesky(inverse).float()  # [F, F], L L' is the inverse
         self.index = first + spread_evenly(held, MAX_ROWS) if held else self.fitted

@@ -83,7 +83,7 @@ def audit(
     if n < 3:
         raise InputError(f"an audit needs at least 3 images, got {n}")
     names = list(map(str, range(n))) if names is None else names
-    y, classes = (np.zeros(n, np.int64), np.array([""])) if labels is None else factorize(labels)
+    y, classes = factorize([""] * n if labels is None else labels)
     text = [str(c) for c in classes]
     rows = torch.from_numpy(np.array(x, np.float32)).to(find_device(device))
     rows = unit_rows(rows - rows.mean(0))

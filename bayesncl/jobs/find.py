@@ -45,8 +45,10 @@ def find_strongest(
     largest = codes.max(0)
     relative = codes / np.where(largest > 0, largest, 1)
     score = np.zeros(len(codes), np.float32)
-    for sign, dims in [*((1, dims) for dims in plus), *((-1, dims) for dims in minus)]:
-        score += sign * relative[:, list(dims)].max(1)
+    for dims in plus:
+        score += relative[:, list(dims)].max(1)
+    for dims in minus:
+        score -= relative[:, list(dims)].max(1)
     order = np.argsort(-score, kind="stable")[:n]
     order = order[score[order] > 0]
     return order, score[order]
