@@ -219,30 +219,27 @@ def summary(
         twins = as_tensor(other[some]).numpy()
         moved = [change(dense, twins), change(dense, rng.permutation(twins))]
     true = {name: y[some] for name, y in indexed.items()}
-    penalties = {name: importances(dense, y, seed=seed)[2] for name, y in true.items()}
     shuffled = {name: rng.permutation(y) for name, y in true.items()}
-    both = [
-        _measure(dense, labels, penalties, changed, seed)
-        for labels, changed in zip((true, shuffled), moved)
-    ]
+    read = {name: importances(dense, y, seed=seed) for name, y in true.items()}
+    luck = {name: importances(dense, y, read[name][2], seed) for name, y in shuffled.items()}
+    both = _measure(dense, true, read, moved[0]), _measure(dense, shuffled, luck, moved[1])
     for name, y in indexed.items():
         kept = topk.summary(codes, y, ks=topk.FACTOR_KS, queries=queries, seed=seed)
         for tree, by_k in zip(both, kept):
             for k, row in by_k.items():
                 tree["each"][name][f"owned_{k}"] = row["classes_owned"]
                 tree["each"][name][f"p5_{k}"] = row["p5"]
-    return both[0], both[1]
+    return both
 
 
 def _measure(
-    z: np.ndarray, factors: Mapping[str, np.ndarray], penalties: Mapping[str, float],
-    moved: np.ndarray | None, seed: int,
+    z: np.ndarray, factors: Mapping[str, np.ndarray],
+    read: Mapping[str, tuple[np.ndarray, float, float]], moved: np.ndarray | None,
 ) -> Tree:  # fmt: skip
-    """The values of `summary` that depend on the relation of dimensions and labels."""
+    """The values of `summary` by labels, their `importances` and how much dimensions change."""
     related = np.stack([about(z, y) for y in factors.values()])  # [F, D]
     count = related.sum(0)
-    read = [importances(z, y, penalties[name], seed) for name, y in factors.items()]
-    matrix = np.stack([each[0] for each in read], axis=1)  # [D, F]
+    matrix = np.stack([importance for importance, _, _ in read.values()], axis=1)  # [D, F]
     complete = completeness(matrix)
     each: dict[str, dict[str, float | None]] = {}
     for i, (name, y) in enumerate(factors.items()):
@@ -251,7 +248,7 @@ def _measure(
             "alone": 100 * float(own.mean()),
             "neutral": 100 * float((~related[i]).mean()),
             "completeness": float(complete[i]),
-            "informativeness": read[i][1],
+            "informativeness": read[name][1],
             "mig": information_gap(z, y),
         }
         if moved is not None:
