@@ -69,6 +69,12 @@ class Dimensions:
         return float(self.support.sum() / self.images)
 
 
+def one_hot(labels: np.ndarray, classes: int) -> sp.csc_array:
+    """1 where image n is of class c, float32 [C, N], for labels 0..C-1."""
+    ones = np.ones(len(labels), np.float32)
+    return sp.csc_array((ones, labels, np.arange(len(labels) + 1)), shape=(classes, len(labels)))
+
+
 def count(
     z: np.ndarray, labelings: Labelings, thresholds: Sequence[float] = (ACTIVE,),
     floor: float = ACTIVE,
@@ -78,13 +84,9 @@ def count(
     A count is the product of the one-hot labels with a matrix made from z: Y^T |z| [C, D] for the
     mass, Y^T 1[|z| > t] for firing images.
     """
-    n, many = z.shape[0], len(labelings)
     classes = 1 + max(int(labels.max()) for labels in labelings)
-    column = np.concatenate([y + i * classes for i, y in enumerate(labelings)])
-    row = np.tile(np.arange(n), many)
-    ones = np.ones(len(row), np.float32)
-    onehot = sp.csc_array((ones, (column, row)), shape=(many * classes, n))
-    total = np.zeros((1 + len(thresholds), many * classes, z.shape[1]))
+    onehot = sp.vstack([one_hot(labels, classes) for labels in labelings], "csc")
+    total = np.zeros((1 + len(thresholds), onehot.shape[0], z.shape[1]))
     for part, block in blocks(z):
         size, own = block.abs().numpy(), onehot[:, part].tocsr()
         total[0] += own @ np.where(size > floor, size, 0)
@@ -92,7 +94,7 @@ def count(
             fires += own @ (size > threshold).astype(np.float32)
     return [
         Counts(np.bincount(labels, minlength=classes).astype(float), s[1:], s[0])
-        for labels, s in zip(labelings, np.split(total, many, axis=1))
+        for labels, s in zip(labelings, np.split(total, len(labelings), axis=1))
     ]
 
 

@@ -77,10 +77,8 @@ def _cut(columns: np.ndarray, values: np.ndarray, k: int, width: int) -> sp.csr_
 
 def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
     """Images of class c on which dimension j fires, float64 [C, D], for labels 0..C-1."""
-    n = len(labels)
-    onehot = sp.csr_array((np.ones(n), labels, np.arange(n + 1)), shape=(n, int(labels.max()) + 1))
     pattern = sp.csr_array((np.ones(kept.nnz), kept.indices, kept.indptr), shape=kept.shape)
-    return (onehot.T @ pattern).toarray()
+    return (dims.one_hot(labels, int(labels.max()) + 1) @ pattern).toarray()
 
 
 def kept_precision(
