@@ -28,6 +28,7 @@ VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.cuda.is_available = lambda: False
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+RNG_STATES: dict[str, dict[str, object]] = {}  # of test modules, when they were imported
 TINY = [
     "data.size=16", "views.size=16", "model.hidden=24", "model.dim=12", "run.batch=16",
     "run.epochs=3", "run.log_every=2", "run.checkpoint_every=1",
@@ -83,6 +84,14 @@ def stop_after(epochs: int) -> Callable[[object, int], None]:
             raise Stopped
 
     return stop
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
+    """Start the RNG of a test module anew, so that no test depends on those before it."""
+    if rng := getattr(request.module, "RNG", None):
+        start = RNG_STATES.setdefault(request.module.__name__, rng.bit_generator.state)
+        rng.bit_generator.state = start
 
 
 @pytest.fixture(autouse=True)
