@@ -25,6 +25,7 @@ _MODULES = {
     "retrieval": "measure.retrieval",
     "top_k_mask": "method.gates",
     "train": "training.loop",
+    "verdict": "evaluate",
     "warmup_cosine": "method.lars",
 }
 __all__ = list(_MODULES)

@@ -25,6 +25,7 @@ from bayesncl.measure.interpretability import DEFINITIONS, shuffle_labels
 from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
+from bayesncl.measure.verdict import Verdict
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.recipes import recipe_from_dict, with_root
 
@@ -227,6 +228,21 @@ def measure_features(
     result.retrieval, result.chance = by_class.retrieval, by_class.chance | result.chance
     result.parameters = parameters | by_class.parameters
     return result
+
+
+def verdict(
+    z: Array, labels: Array | None = None, *, embeddings: Array | None = None
+) -> Verdict:
+    """How readable the dimensions of codes are; prints as a table.
+
+    Parameters
+    ----------
+    z : [N, D], preferably codes of images that were not fitted.
+    labels : [N].
+    embeddings : [N, F] of the same images. Without labels, they decide which images are alike; for
+        an unbiased verdict, use those of a second encoder.
+    """
+    return Verdict(measure_features(z, labels, dims=(), embeddings=embeddings).verdict)
 
 
 def _measure_classes(

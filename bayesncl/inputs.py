@@ -122,8 +122,11 @@ def as_numpy(values: Array) -> np.ndarray:
 
 
 def as_features(features: Array) -> np.ndarray:
-    """Features [N, D] as float16, float32 or float64; a memory map stays one."""
-    features = as_numpy(features)
+    """Features [N, D] as float16, float32 or float64; a memory map stays one.
+
+    Sparse matrices become dense.
+    """
+    features = features.toarray() if hasattr(features, "toarray") else as_numpy(features)
     if features.ndim != 2:
         raise InputError(f"features must be [N, D], got shape {list(features.shape)}")
     if 0 in features.shape:
@@ -138,6 +141,11 @@ def as_features(features: Array) -> np.ndarray:
 def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Validate labels of `count` rows (whole numbers, booleans or strings) and factorize them."""
     labels = _decode_text(as_numpy(labels))
+    if labels.dtype == object:  # as pandas stores strings
+        kinds = sorted({type(label).__name__ for label in labels.ravel()})
+        if "str" in kinds and len(kinds) > 1:
+            raise InputError(f"labels must be whole numbers or strings, got {' and '.join(kinds)}")
+        labels = np.array(labels.tolist())
     if labels.ndim != 1:
         raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
     if len(labels) != count:
@@ -362,6 +370,8 @@ def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, 
 
 
 def _to_floats(heading: str, column: Any) -> np.ndarray:
+    if isinstance(column, list) and "" in column:  # of a .csv file
+        raise ValueError(f"column {heading} is empty in row {column.index('') + 1}")
     try:
         return np.array(column, np.float64)
     except (ValueError, TypeError) as error:

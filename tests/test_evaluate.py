@@ -6,16 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bayesncl
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate, images_of_run, untrained_codes, warn_of_few
+from bayesncl.evaluate import (
+    evaluate,
+    images_of_run,
+    measure_features,
+    untrained_codes,
+    warn_of_few,
+)
 from bayesncl.measure import linear as probe
 from bayesncl.measure import topk as kept
 from bayesncl.measure.interpretability import interpretability, shuffle_labels
 from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import knn_accuracies, retrieval
+from bayesncl.measure.verdict import render
 from bayesncl.method.encoder import Encoder, build_model, extract
 from bayesncl.paper import conflict
 from bayesncl.paper.measures import paper_measures
@@ -149,6 +157,16 @@ def test_few_test_images(n: int) -> None:
     test = dataclasses.replace(tiny_images(n), labels=np.arange(n) % 2)
     results = evaluate(fresh("bayesncl", "data.name=arrays"), tiny_images(30), test)
     assert Result.from_json(results.to_json()) == results
+
+
+def test_the_verdict_prints_as_a_table() -> None:
+    y = np.arange(200) % 4
+    z = np.maximum(0, np.eye(4)[y] + 0.1 * np.random.default_rng(0).normal(size=(200, 4)))
+    found = bayesncl.verdict(z, y)
+    assert found == measure_features(z, y, dims=()).verdict
+    assert "readable dimensions" in str(found) and repr(found) == render(found)
+    assert "4 of 4" in found._repr_html_()
+    assert "no labels were given" in str(bayesncl.verdict(z, embeddings=z))
 
 
 def test_labels_may_be_any_numbers() -> None:

@@ -41,7 +41,9 @@ def page() -> Iterator[dict[str, Any]]:
     assert len(SNIPPETS) == 4
     with patch.dict(GATES), patch.dict(HEADS), patch.dict(DATASETS), patch.dict(SETTINGS):
         for snippet in SNIPPETS:
-            exec(compile(snippet, str(PAGE), "exec"), names)
+            alone: dict[str, Any] = {}
+            exec(compile(snippet, str(PAGE), "exec"), alone)
+            names |= alone
         yield names
     MEASURES[:] = measures
 

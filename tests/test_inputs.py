@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
+import scipy.sparse
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -244,6 +245,21 @@ def test_features_and_labels_of_any_kind() -> None:
     for bad in (np.array([1j, 2]), dates, np.array([1.5, 2]), [np.nan, 1], [[1, 2]], [1], [1, 1]):
         with one_line():
             as_labels(bad, 2)
+
+
+def test_labels_and_codes_as_pandas_and_scipy_hold_them() -> None:
+    pandas = pytest.importorskip("pandas")
+    words = pandas.Series(["b", "a", "b", "c"])
+    for labels in (words, words.astype("string"), words.astype("category"), words.to_numpy(object)):
+        index, classes = as_labels(labels, 4)
+        assert (index.tolist(), classes.tolist()) == ([1, 0, 1, 2], ["a", "b", "c"])
+    numbers = pandas.Series([7, 3, 7, 3])
+    for labels in (numbers.astype(object), numbers.astype("Int64")):
+        assert as_labels(labels, 4)[1].tolist() == [3, 7]
+    for missing in (None, np.nan):
+        with pytest.raises(InputError, match="and str"):
+            as_labels(pandas.Series(["b", missing, "a", "a"], dtype=object), 4)
+    assert as_features(scipy.sparse.csr_matrix(Z)).tolist() == Z.tolist()
 
 
 # Labels from files

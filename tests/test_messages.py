@@ -72,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
     (root / "text.npz").write_text("text")
     (root / "labels.csv").write_text("label\n" + "a\nb\nc\n" * 20)
     (root / "labels.json").write_text("{}")
+    (root / "gap.csv").write_text("a,b\n1,2\n3,\n")
     (root / "file").touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BAYESNCL_CACHE", str(root / "cache"))

@@ -207,6 +207,14 @@ def quiz(
     print(render_quiz(joined))
 
 
+def note_page(display: Display, codes: Path, page: str) -> None:
+    """How to see the results in the atlas, if these codes have images."""
+    from bayesncl.codes.folder import CodesFolder
+
+    if CodesFolder(codes).about().has_images:
+        display.note(f"to look at them: bayesncl atlas {codes} --serve, page {page}")
+
+
 def audit(
     codes: Path = common.CODES,
     out: Path | None = TABLE,
@@ -223,7 +231,7 @@ def audit(
     found = audit_folder(CodesFolder(codes), near=near, device=device)
     write_found(display, out, Finding, found)
     display.show(summarize(found, n))
-    display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
+    note_page(display, codes, "To check")
 
 
 def find(
@@ -271,7 +279,7 @@ def compare(
     found = compare_images(model, images, display.count)
     write_found(display, out, Novel, found.images)
     display.show(summarize(found, n))
-    display.note(f"to look at them: bayesncl atlas {codes} --serve, page New here")
+    note_page(display, codes, "New here")
 
 
 def explain(
@@ -303,7 +311,7 @@ def explain(
     display.show(
         job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
     )
-    display.note(f"to look at them: bayesncl atlas {codes} --serve, page Classifier")
+    note_page(display, codes, "Classifier")
 
 
 def names(

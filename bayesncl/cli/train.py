@@ -29,11 +29,7 @@ from bayesncl.recipes import (
 if TYPE_CHECKING:
     from bayesncl.progress import Display
 
-DATASETS, NAMED = (
-    textwrap.indent(textwrap.fill(" ".join(names), 78, break_on_hyphens=False), "  ")
-    for names in (SETTINGS, METHODS)
-)
-LISTING = f"""\
+LISTING = """\
 Where to start
   bayesncl train scenes                         built-in images, minutes
   bayesncl train folder --data PHOTOS           your own images, by the thousand
@@ -41,9 +37,9 @@ Where to start
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
 
 A recipe is named DATASET-METHOD, with DATASET one of
-{DATASETS}
+{datasets}
 and METHOD one of
-{NAMED}
+{methods}
 A plain DATASET means DATASET-bayesncl. `bayesncl recipes NAME` explains one."""
 DEMO_COMPONENTS, DEMO_ACTIVE = 64, 5
 DEMO_PIXELS = 64  # side of a crop on the page, twice the side in training
@@ -110,7 +106,14 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
 
 def recipes(name: str | None = arg("RECIPE", "Show every field of this recipe.", None)) -> None:
     """List all recipes, or every field of one."""
-    print(LISTING if name is None else explain_recipe(find_recipe(name)))
+    if name is not None:
+        print(explain_recipe(find_recipe(name)))
+        return
+    datasets, methods = (
+        textwrap.indent(textwrap.fill(" ".join(names), 78, break_on_hyphens=False), "  ")
+        for names in (SETTINGS, METHODS)
+    )
+    print(LISTING.format(datasets=datasets, methods=methods))
 
 
 def explain_recipe(recipe: Recipe) -> str:

@@ -22,7 +22,7 @@ from bayesncl.codes.factors import splits_in_two
 from bayesncl.codes.folder import About, CodesFolder, Rows, checksum
 from bayesncl.codes.judge import judging_data
 from bayesncl.codes.names import merge_names, write_names
-from bayesncl.codes.sources import SOURCES, Options, arrange
+from bayesncl.codes.sources import SOURCES, Material, Options, arrange
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.device import find_device
@@ -66,10 +66,8 @@ def fit(
         publish(folder, display)  # complete codes that an earlier fit was killed before publishing
         folder.all_names()  # a damaged names.json is refused before the work
         material = SOURCES[kind](source, folder, options, device, display)
-        rows, blocks = arrange(material)
-        embeddings = staged.write_rows(rows, blocks)
+        rows, embeddings, named = write_rows(folder, material, options)
         x = embeddings[: rows.fitted]
-        named = named_codes(folder, rows, embeddings, options)
         if named is not None:
             codes = named.set_params(**codes.get_params() | {"warm_start": True})
             note = f"continuing the codes in {out}, so that named dimensions keep their meaning"
@@ -100,6 +98,25 @@ def fit(
     for line in next_commands(material.about, out):
         display.note(line, wrap=False)
     return verdict
+
+
+def write_rows(
+    folder: CodesFolder, material: Material, options: Options
+) -> tuple[Rows, np.ndarray, ReadableCodes | None]:
+    """Write rows and embeddings to `.new`; returns them with the codes to continue, or None.
+
+    Codes that were fitted on all rows, as those of fewer than 5,000 are, are continued on all rows.
+    """
+    all_fitted = False
+    with suppress(InputError):  # there are no codes, or they are damaged
+        all_fitted = not folder.rows().held and bool(folder.names().dimensions)
+    for hold_out in (False, True) if all_fitted else (True,):
+        rows, blocks = arrange(material, hold_out)
+        embeddings = folder.staged.write_rows(rows, blocks)
+        named = named_codes(folder, rows, embeddings, options)
+        if named is not None:
+            break
+    return rows, embeddings, named
 
 
 def named_codes(
@@ -194,8 +211,7 @@ def main_lines(verdict: Tree) -> list[str]:
 def next_commands(about: About, out: Path) -> list[str]:
     """Commands to continue with, ready to copy."""
     path = shlex.quote(str(out))
-    has_images = about.kind != "array" or about.images is not None
-    browse = f"bayesncl atlas {path} --serve" if has_images else "fit again with --images DIR"
+    browse = f"bayesncl atlas {path} --serve" if about.has_images else "fit again with --images DIR"
     if about.encoder is None:
         other = f"codes of other rows:     bayesncl embed {path} FILE.npy -o codes.csv"
     else:

@@ -118,6 +118,10 @@ class About:
     files: dict[str, str] = field(default_factory=dict)  # checksums of embeddings, rows and codes
     columns: list[str] | None = None  # names of the embeddings' columns, if the file had any
 
+    @property
+    def has_images(self) -> bool:
+        return self.kind != "array" or self.images is not None
+
     def to_json(self) -> str:
         """The text of codes.json."""
         tree = {"format": FORMAT, "bayesncl": __version__, **asdict(self)}
@@ -212,7 +216,10 @@ class CodesFolder(Folder):
     def encoder_request(self) -> Request:
         """How the encoder of the embeddings was opened."""
         if (encoder := self.about().encoder) is None:
-            raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
+            raise InputError(
+                f"{self} was fitted on an array and has no encoder for images: use "
+                "`bayesncl embed` or, in Python, codes.transform on embeddings"
+            )
         return encoder
 
     def open_encoder(

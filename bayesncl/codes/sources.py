@@ -64,10 +64,10 @@ class Material(NamedTuple):
     test: Sequence[bool] | np.ndarray | None  # [N], rows of a test split; None without one
 
 
-def arrange(material: Material) -> tuple[Rows, Iterator[np.ndarray]]:
+def arrange(material: Material, hold_out: bool) -> tuple[Rows, Iterator[np.ndarray]]:
     """The usable rows with the held-out ones last, and their embeddings in blocks.
 
-    Held out are the test split, or a tenth of 5,000 rows or more.
+    Held out are the test split or, with `hold_out`, a tenth of 5,000 rows or more.
     """
     usable = np.array([i for i, row in enumerate(material.x) if row is not None])
     n = len(usable)
@@ -75,7 +75,7 @@ def arrange(material: Material) -> tuple[Rows, Iterator[np.ndarray]]:
         raise InputError("only one row; codes need several")
     test = np.zeros(n, bool) if material.test is None else np.array(material.test, bool)[usable]
     if not test.any() or test.all():
-        share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
+        share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if hold_out and n >= MIN_ROWS else 0.0
         test = held_out([material.keys[i].name for i in usable], share, 0)
     order = usable[np.argsort(test, kind="stable")]
     labels = classes = None
@@ -233,6 +233,8 @@ def read_array(
     z, names, labels, columns = inputs.read_embeddings(source)
     if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
         raise InputError(f"{source} contains images {list(z.shape)}, expected embeddings [N, F]")
+    if z.ndim != 2:
+        raise InputError(f"{source}: embeddings must be [N, F], got shape {list(z.shape)}")
     z = as_features(z)
     n = len(z)
     if options.labels is not None:
@@ -296,7 +298,9 @@ def embed_run(
     keys = [Key(f"{name}/{i}") for name, images in splits.items() for i in range(len(images))]
     note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}"
     embed = partial(embed_splits, encoder, each)
-    x = embed_missing(folder, encoder, keys, embed, display, note, stamp=stamp)
+    x = embed_missing(
+        folder, encoder, keys, embed, display, note, stamp=stamp, fresh=options.fresh
+    )
     classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
     labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
     test = [key.name.startswith("test/") for key in keys]

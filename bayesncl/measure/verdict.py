@@ -72,6 +72,16 @@ def _line(
     return line | values | {"text": text[0].upper() + text[1:]}
 
 
+class Verdict(Tree):
+    """A verdict that prints as a table, in a notebook too; ``verdict["lines"]`` are its lines."""
+
+    def __repr__(self) -> str:
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+
 def render(tree: Tree) -> str:
     """The verdict as text with aligned figures."""
     parts = [_header(tree)]

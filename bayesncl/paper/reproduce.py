@@ -124,7 +124,8 @@ def complete(experiment: Experiment, space: Workspace) -> None:
     elif todo:
         for folder in (space.results, space.models):  # before hours of training, not after
             check_output_folder(folder)
-        note(f"{name}: {len(todo)} runs, about {sum(map(estimate, todo)):.0f} min on an H200")
+        cost = f", about {sum(map(estimate, todo)):.0f} min on an H200"
+        note(f"{name}: {len(todo)} runs{'' if experiment.smoke else cost}")
         run_list(todo, experiment, space)
 
 

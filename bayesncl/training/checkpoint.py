@@ -142,6 +142,8 @@ def resume_or_begin(
                 if distributed.rank() == 0 and path.is_file():
                     path.replace(path.with_stem(f"{path.stem}-{before}-epochs"))
     if distributed.rank() == 0:
+        if found is None and run.recipe_file.is_file():
+            display.note(f"{run} has no checkpoint yet: starting from the beginning")
         for path, error in damaged.items():
             aside = path.replace(path.with_name(f"{path.name}.damaged"))
             display.note(f"{error}; renamed to {aside.name}")

@@ -164,7 +164,9 @@ def load_weights(path: Path) -> Encoder:
         )
     tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
-        raise InputError(f"{path} is not a trained model: it has no recipe")
+        codes = "codes without an encoder: open it with ReadableCodes.load"
+        what = codes if "config" in metadata else "not a trained model: it has no recipe"
+        raise InputError(f"{path} is {what}")
     if metadata.get("sha256") != digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     recipe = recipe_from_json(metadata["recipe"], str(path))

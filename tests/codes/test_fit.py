@@ -271,6 +271,7 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rows, model = folder.rows(), bayesncl.load(trained)
     assert (len(rows), rows.held) == (156, 60)
     assert "156 embedded before" in run(*command, "--method", "ncl").err
+    assert "embedded before" not in run(*command, "--fresh").err
     pixels = np.asarray(load_split(model.recipe.data, "test").pixels[:5])
     found = bayesncl.load("codes").embed(pixels)
     np.testing.assert_allclose(found, folder.embeddings()[96:101], atol=1e-4)

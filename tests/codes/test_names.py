@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bayesncl.codes import sources
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, merge_names, read_names, write_names
@@ -177,6 +178,23 @@ def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
     for other in (("--fresh",), ("--components", "12"), ("--method", "ncl")):
         assert "continuing" not in run(*fit, *other).err
         folder.save_names(folder.names())
+
+
+def test_named_codes_fitted_on_all_rows_continue_on_all_rows(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MIN_ROWS", 320)
+    np.save("x.npy", blobs(300, 12))
+    fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "16"), CodesFolder("codes")
+    assert run(*fit).status == 0
+    own = folder.names()
+    own.dimensions = {3: [Entry("thing", author="Ann")]}
+    folder.save_names(own)
+    np.save("x.npy", blobs(330, 12))  # enough rows to hold some out
+    again = run(*fit)
+    assert "continuing" in again.err and "330 fitted rows" in again.out
+    assert folder.names().name(3) == "thing" and folder.rows().held == 0
+    assert "held-out" in run(*fit, "--fresh").out and folder.rows().held > 0
 
 
 def test_names_of_continued_codes_stay_by_number(run, tmp_path: Path) -> None:

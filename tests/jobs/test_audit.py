@@ -113,3 +113,6 @@ def test_copies_of_files_are_found_in_codes(run, tmp_path: Path) -> None:
     assert Path("t.csv").read_text().count("\n") == len(found) + 1
     (photos / names[0]).unlink()
     assert not of_kind(audit_folder(CodesFolder("codes")), NEAR)
+    assert "page To check" in run("audit", "codes").err
+    assert run("fit", "x.npz", "-o", "bare", "--components", "4", "--quiet").status == 0
+    assert "atlas" not in run("audit", "bare").err  # it has no images to show

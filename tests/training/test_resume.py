@@ -84,6 +84,16 @@ def test_a_full_disk_loses_nothing(
         assert weights(out) == weights(tmp_path / "whole")
 
 
+def test_a_run_without_a_checkpoint_starts_over_and_says_so(
+    tmp_path: Path, images: Images, notes: list[str]
+) -> None:
+    recipe = tiny_recipe("bayesncl", "run.checkpoint_every=3")
+    with pytest.raises(Stopped):
+        train(recipe, images, tmp_path, device="cpu", after_epoch=stop_after(1))
+    train(recipe, images, tmp_path, device="cpu")
+    assert sum("no checkpoint yet" in note for note in notes) == 1
+
+
 def stopped(folder: Path, images: Images, after: int = 2, epochs: int = 5, **more: bool) -> None:
     recipe = tiny_recipe("bayesncl", f"run.epochs={epochs}")
     with pytest.raises(Stopped):
