@@ -77,7 +77,7 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
         Change(int(k), str(names[k]), float(before[k]), float(after[k]))
         for k in np.argsort(-np.abs(sigma), kind="stable") if abs(sigma[k]) >= MIN_DEVIATIONS
     ]  # fmt: skip
-    kind, expected = ("held-out", "5 %") if model.rows.held else ("fitted", "over 5 %")
+    kind, expected = ("held-out", "5 %") if model.rows.held else ("fitted", "7 to 12 %")
     headline = (
         f"{100 * np.mean(rank >= 0.95):.0f} % of {len(images):,} images are more novel than 95 % "
         f"of {len(old):,} {kind} images (if nothing is new: {expected})"

@@ -160,7 +160,7 @@ def _one_class(found: Result) -> Tree:
     beside = figure.beside(_percent)
     if clearest := found.readable.get("clearest"):
         prefix = "class " if clearest["class"].removeprefix("-").isdigit() else ""
-        beside += f"; clearest: {clearest['dimension']} ({prefix}{clearest['class']})"
+        beside += f"; clearest: z{clearest['dimension']} ({prefix}{clearest['class']})"
     return _line("one_class", ABOUT_ONE_CLASS, _percent(figure.value), beside, "", rule, figure)
 
 
