@@ -86,7 +86,9 @@ class Data(Part):
     mean: Triple = option((0.5, 0.5, 0.5), "channel means, for pixels in [0, 1]")
     std: Triple = option((0.25, 0.25, 0.25), "channel standard deviations", low=1e-9)
     paper_mean: Triple | None = option(None, "channel means of the published evaluation")
-    paper_std: Triple | None = option(None, "standard deviations of the same", low=1e-9)
+    paper_std: Triple | None = option(
+        None, "channel standard deviations of the published evaluation", low=1e-9
+    )
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Command(TyperCommand):
 
 app = typer.Typer(
     help="Sparse, nameable features from any image encoder.\n\nStart with `bayesncl demo`. "
-    "`train` trains an encoder and writes a run; `fit` writes codes.",
+    "`fit` turns photos or embeddings into codes; `train` trains an encoder and writes a run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

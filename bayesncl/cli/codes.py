@@ -50,7 +50,8 @@ def fit(
     mean: str | None = opt("R,G,B", "Channel means, for pixels in 0-1 (default: the encoder's)."),
     std: str | None = opt("R,G,B", "Channel standard deviations (default: the encoder's)."),
     mirror: bool | None = flag(
-        "--mirror/--no-mirror", "Average the embeddings of each photo and its mirror image.", None
+        "--mirror/--no-mirror", "Average the embeddings of each photo and its mirror image "
+        "(default: only for runs trained with flips).", None,
     ),
     method: str = opt(
         "NAME", "prototypes, factors, ncl, bayesncl, sae or csr; see docs/embeddings.md.",
@@ -243,7 +244,7 @@ def find(
     without: list[str] | None = opt(
         "NAME", "With --name: penalize images strong in this dimension. Repeatable."
     ),
-    n: int = opt("N", "Images to print.", "-n", default=50, min=1),
+    n: int = opt("N", "Images to list.", "-n", default=50, min=1),
     out: Path | None = TABLE,
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,

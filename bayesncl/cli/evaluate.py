@@ -144,7 +144,7 @@ def measure(
 
 def cost(
     recipes: list[str] = arg("RECIPE", "One or more recipes."),
-    data: str | None = opt("DIR", "Also time a whole run on these images."),
+    data: str | None = opt("DIR", "Also estimate the time of a run on these images."),
     changes: list[str] | None = common.CHANGES,
     timed: bool = flag("--time", "Also measure the time and peak memory of a step."),
     device: str = common.DEVICE, json: Path | None = common.JSON,

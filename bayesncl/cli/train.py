@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 LISTING = """\
 Where to start
-  bayesncl train scenes                         built-in images, minutes
-  bayesncl train folder --data PHOTOS           your own images, by the thousand
-  bayesncl fit PHOTOS -o DIR                    fewer images: no training
+  bayesncl train scenes                         built-in images; takes minutes
+  bayesncl train folder --data PHOTOS           tens of thousands of your images
+  bayesncl fit PHOTOS -o DIR                    fewer images: pretrained encoder
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
 
 A recipe is named DATASET-METHOD, with DATASET one of
