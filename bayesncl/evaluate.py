@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 from bayesncl import inputs
@@ -17,7 +18,7 @@ from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.inputs import Array, as_features, as_labels
+from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure import interpretability, registry, retrieval
 from bayesncl.measure.dimensions import Dimensions, describe, mean
 from bayesncl.measure.figures import figures
@@ -208,7 +209,9 @@ def measure_features(
         def take(values: Any) -> Any:
             if isinstance(values, Mapping):
                 return {key: take(each) for key, each in values.items()}
-            return None if values is None else np.asarray(values)[rows]
+            if values is None:
+                return None
+            return (values.tocsr() if sp.issparse(values) else as_numpy(values))[rows]
 
         features, labels, paper = take(features), take(labels), take(paper)
         given |= {name: take(given.get(name)) for name in PER_ROW}

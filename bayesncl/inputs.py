@@ -142,10 +142,12 @@ def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Validate labels of `count` rows (whole numbers, booleans or strings) and factorize them."""
     labels = _decode_text(as_numpy(labels))
     if labels.dtype == object:  # as pandas stores strings
-        kinds = sorted({type(label).__name__ for label in labels.ravel()})
+        kinds = {"str" if isinstance(each, str) else type(each).__name__ for each in labels.flat}
         if "str" in kinds and len(kinds) > 1:
-            raise InputError(f"labels must be whole numbers or strings, got {' and '.join(kinds)}")
-        labels = np.array(labels.tolist())
+            got = " and ".join(sorted(kinds))
+            raise InputError(f"labels must be whole numbers or strings, got {got}")
+        with as_input_error("labels must be whole numbers or strings", ValueError):
+            labels = np.array(labels.tolist())
     if labels.ndim != 1:
         raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
     if len(labels) != count:

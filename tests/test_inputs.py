@@ -253,6 +253,7 @@ def test_labels_and_codes_as_pandas_and_scipy_hold_them() -> None:
     for labels in (words, words.astype("string"), words.astype("category"), words.to_numpy(object)):
         index, classes = as_labels(labels, 4)
         assert (index.tolist(), classes.tolist()) == ([1, 0, 1, 2], ["a", "b", "c"])
+    assert as_labels(np.array(["b", np.str_("a")], object), 2)[1].tolist() == ["a", "b"]
     numbers = pandas.Series([7, 3, 7, 3])
     for labels in (numbers.astype(object), numbers.astype("Int64")):
         assert as_labels(labels, 4)[1].tolist() == [3, 7]

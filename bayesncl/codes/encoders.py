@@ -9,8 +9,8 @@ import difflib
 import importlib
 import itertools
 import json
+import operator
 import os
-import pkgutil
 import sys
 import urllib.error
 import urllib.request
@@ -373,10 +373,11 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     It may have an attribute `preprocess`: a function from a PIL image to float [3, H, W], or a
     dict with any of size, resize, mean, std and interpolation. The default is ImageNet's at 224.
     """
+    module_name, _, function_name = request.spec.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = pkgutil.resolve_name(request.spec)
+        found = operator.attrgetter(function_name)(importlib.import_module(module_name))
         network = found if isinstance(found, nn.Module) else found()
     except Exception as error:  # the user's own code
         kind = type(error).__name__

@@ -72,7 +72,7 @@ def fit(
             codes = named.set_params(**codes.get_params() | {"warm_start": True})
             note = f"continuing the codes in {out}, so that named dimensions keep their meaning"
             display.note(f"{note} (--fresh starts over)")
-        if named is None or checksum(staged.embeddings_file) != folder.about().files[EMBEDDINGS]:
+        if named is None or not same_rows(folder, rows):
             codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
         codes.warm_start = False
         if codes.interrupted_:
@@ -80,9 +80,10 @@ def fit(
         display.busy("judging")
         z, labels, further = judging_data(codes, embeddings, rows)
         verdict = figures(z, labels, **further, ks=(), seed=options.seed).verdict
-        staged.write_codes(material.about, codes, verdict)
-        if named is not None and (key := staged.fingerprint()) != folder.fingerprint():
+        key = staged.names(codes).fingerprint
+        if named is not None and key != folder.fingerprint():
             folder.save_names(replace(folder.names(), fingerprint=key))  # the same dimensions
+        staged.write_codes(material.about, codes, verdict)
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
@@ -146,6 +147,12 @@ def named_codes(
             if same * len(shared) >= MIN_KNOWN * len(rows):
                 return codes
     return None
+
+
+def same_rows(folder: CodesFolder, rows: Rows) -> bool:
+    """Whether the codes in the folder were fitted on the rows in `.new`."""
+    same = checksum(folder.staged.embeddings_file) == folder.about().files[EMBEDDINGS]
+    return same and rows.held == folder.rows().held
 
 
 def publish(folder: CodesFolder, display: Display) -> None:

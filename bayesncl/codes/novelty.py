@@ -65,4 +65,4 @@ def entropy(z: np.ndarray) -> np.ndarray:
     not tell: keeping few dimensions and scaling to unit length makes it large for any image.
     """
     nats = dimensions.entropy(z.T.astype(np.float64))  # NaN of a zero row
-    return np.nan_to_num(nats) / np.log(max(z.shape[1], 2))
+    return np.abs(np.nan_to_num(nats)) / np.log(max(z.shape[1], 2))

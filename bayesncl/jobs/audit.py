@@ -21,7 +21,7 @@ from bayesncl.codes.folder import CodesFolder, checksum
 from bayesncl.data.cache import read_files
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
-from bayesncl.inputs import Array, as_features, factorize
+from bayesncl.inputs import Array, as_features, as_numpy, factorize
 from bayesncl.measure.neighbors import search
 from bayesncl.method.losses import unit_rows
 from bayesncl.progress import plural
@@ -82,7 +82,8 @@ def audit(
             raise InputError(f"{len(column)} {what} for {n} rows of embeddings")
     if n < 3:
         raise InputError(f"an audit needs at least 3 images, got {n}")
-    names = list(map(str, range(n))) if names is None else names
+    names = list(map(str, range(n)) if names is None else names)
+    held = None if held_out is None else as_numpy(held_out).astype(bool)
     y, classes = factorize([""] * n if labels is None else labels)
     text = [str(c) for c in classes]
     rows = torch.from_numpy(np.array(x, np.float32)).to(find_device(device))
@@ -102,12 +103,13 @@ def audit(
     spread = stats.median_abs_deviation(mean, scale="normal")
     for i in np.flatnonzero(mean < np.median(mean) - ODD_DEVIATIONS * spread - 1e-6).tolist():
         add(ODD, i, index[i, 0], 1 - mean[i])
-    keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
+    hashes = (hashlib.sha256(row.tobytes()).digest() for row in x)
+    keys = list(hashes if contents is None else contents)
     by_pixels = pixel_pairs(thumbnails or (), rows.device)
     alike = {(i, j): float(rows[i] @ rows[j]) for i, j in by_pixels}
     for kind, i, j, c in find_copies(keys, alike | near_pairs(cosine, index, near)):
         add(kind, i, j, c)
-        if held_out is not None and bool(held_out[i]) != bool(held_out[j]):
+        if held is not None and held[i] != held[j]:
             add(ACROSS, i, j, c)
     return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.score))
 

@@ -93,6 +93,7 @@ def explain(
     `measure.factors.beyond_luck`, comparing images of the same class only.
     """
     z, test = as_features(z), as_numpy(test).astype(bool)
+    embeddings = None if embeddings is None else as_features(embeddings)
     n, width = z.shape
     y, classes = as_numpy(labels), as_labels(labels, n)[0]
     for what, column in (("held-out marks", test), ("groups", groups), ("embeddings", embeddings)):
@@ -117,7 +118,7 @@ def explain(
         scores["all, irrelevant ones off"] = trimmed["trimmed"]
         scores["all, as many others off"] = trimmed["random"]
     if embeddings is not None:
-        fit("full embedding", as_features(embeddings), sparse=False)
+        fit("full embedding", embeddings, sparse=False)
     related = None if groups is None else find_groups(z, classes, groups)
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())

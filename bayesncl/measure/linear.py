@@ -302,7 +302,9 @@ def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None)
     A group is a class and a value of `groups` [N]; without `groups` it is a class.
     """
     truth = as_numpy(labels)
-    second = np.full(len(truth), "") if groups is None else groups
+    second = np.full(len(truth), "") if groups is None else as_numpy(groups)
+    if second.shape != truth.shape:
+        raise InputError(f"{len(second)} groups for {len(truth)} rows")
     right = as_numpy(predicted) == truth
     pairs, size, (shares,) = _accuracy_by_group([right], truth, second)
     rows = [

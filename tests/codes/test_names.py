@@ -194,6 +194,11 @@ def test_named_codes_fitted_on_all_rows_continue_on_all_rows(
     again = run(*fit)
     assert "continuing" in again.err and "330 fitted rows" in again.out
     assert folder.names().name(3) == "thing" and folder.rows().held == 0
+    np.savez("x.npz", z=blobs(330, 12), test=np.arange(330) >= 320)  # the last are held out now
+    assert "10 held-out" in run(*fit[:1], "x.npz", *fit[2:]).out
+    np.save("x.npy", blobs(330, 12))  # the same embeddings, to be fitted on all of them again
+    before = folder.fingerprint()
+    assert run(*fit).status == 0 and folder.fingerprint() != before
     assert "held-out" in run(*fit, "--fresh").out and folder.rows().held > 0
 
 
@@ -208,6 +213,29 @@ def test_names_of_continued_codes_stay_by_number(run, tmp_path: Path) -> None:
     assert "continuing" in run(*fit).err
     after = folder.names()
     assert after.fingerprint != own.fingerprint and after.dimensions == own.dimensions
+
+
+def test_a_kill_before_continued_codes_are_published_keeps_the_names_by_number(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "4"), CodesFolder("codes")
+    np.save("x.npy", blobs(15))  # too few rows to match dimensions by
+    assert run(*fit).status == 0
+    own = folder.names()
+    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in (0, 1, 3)}
+    folder.save_names(own)
+    np.save("x.npy", blobs(17))
+    real = CodesFolder.write_codes
+
+    def killed(*given: object) -> None:
+        real(*given)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CodesFolder, "write_codes", killed)
+        assert run(*fit).status != 0
+    assert run(*fit).status == 0 and len(folder.rows()) == 17
+    assert folder.names().dimensions == own.dimensions
 
 
 def test_codes_with_too_few_dimensions_are_fitted_anew(run, tmp_path: Path) -> None:

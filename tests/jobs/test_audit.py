@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -90,6 +91,22 @@ def test_copies_are_found_by_their_pixels() -> None:
     assert 0.95 < min(correlation) < max(correlation) < 0.99
     assert found == [(0, 7), (1, 6), (7, 8)]  # 7 and 8 differ by two gray levels, 2 and 9 by twelve
     assert module.pixel_pairs([pictures[3], None], cpu) == []
+
+
+def test_columns_of_a_shuffled_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = clusters(40)
+    x[9] = x[4]
+    frame = pandas.DataFrame({"name": [f"{i}.png" for i in range(40)], "held": np.arange(40) < 8})
+    frame = frame.assign(y=y, content=[f"content {i}" for i in range(40)])
+    frame.loc[7, "content"] = "content 30"
+    some = frame.iloc[np.random.default_rng(0).permutation(40)]
+    given = {"held_out": "held", "contents": "content"}
+    as_series = {name: some[column] for name, column in given.items()}
+    found = audit(x[some.index], some.y, some["name"], **as_series)
+    as_lists = {name: column.tolist() for name, column in as_series.items()}
+    assert found == audit(x[some.index], some.y.tolist(), some["name"].tolist(), **as_lists)
+    assert {frozenset(f[1:3]) for f in of_kind(found, EXACT)} == {frozenset(("7.png", "30.png"))}
 
 
 def test_copies_of_files_are_found_in_codes(run, tmp_path: Path) -> None:
