@@ -194,11 +194,6 @@ def test_named_codes_fitted_on_all_rows_continue_on_all_rows(
     again = run(*fit)
     assert "continuing" in again.err and "330 fitted rows" in again.out
     assert folder.names().name(3) == "thing" and folder.rows().held == 0
-    np.savez("x.npz", z=blobs(330, 12), test=np.arange(330) >= 320)  # the last are held out now
-    assert "10 held-out" in run(*fit[:1], "x.npz", *fit[2:]).out
-    np.save("x.npy", blobs(330, 12))  # the same embeddings, to be fitted on all of them again
-    before = folder.fingerprint()
-    assert run(*fit).status == 0 and folder.fingerprint() != before
     assert "held-out" in run(*fit, "--fresh").out and folder.rows().held > 0
 
 
@@ -213,6 +208,19 @@ def test_names_of_continued_codes_stay_by_number(run, tmp_path: Path) -> None:
     assert "continuing" in run(*fit).err
     after = folder.names()
     assert after.fingerprint != own.fingerprint and after.dimensions == own.dimensions
+
+
+def test_rows_no_longer_held_out_are_fitted(run, tmp_path: Path) -> None:
+    x, more = blobs(300, 12), ("-o", "codes", "--components", "16")
+    np.savez("x.npz", z=x, test=np.arange(300) >= 270)
+    assert "30 held-out" in run("fit", "x.npz", *more).out
+    folder = CodesFolder("codes")
+    own = folder.names()
+    own.dimensions = {3: [Entry("thing", author="Ann")]}
+    folder.save_names(own)
+    np.save("x.npy", x)  # the same embeddings in the same order
+    assert "continuing" in run("fit", "x.npy", *more).err
+    assert folder.fingerprint() != own.fingerprint and folder.names().name(3) == "thing"
 
 
 def test_a_kill_before_continued_codes_are_published_keeps_the_names_by_number(
