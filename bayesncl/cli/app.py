@@ -3,6 +3,7 @@
 import importlib
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -64,6 +65,8 @@ def start(
     if modules:
         sys.path.insert(0, "")  # modules in the current folder
     for name in modules or []:
+        if name.endswith(".py"):
+            raise InputError(f"--import {name}: expected a module name, such as {Path(name).stem}")
         with as_input_error(f"--import {name}", ImportError):
             importlib.import_module(name)
 
