@@ -244,6 +244,10 @@ def verdict(
     labels : [N].
     embeddings : [N, F] of the same images. Without labels, they decide which images are alike; for
         an unbiased verdict, use those of a second encoder.
+
+    Returns
+    -------
+    Verdict, a dict with the entries `images`, `dimensions`, `collapsed` and `lines`.
     """
     return Verdict(measure_features(z, labels, dims=(), embeddings=embeddings).verdict)
 

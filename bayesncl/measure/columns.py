@@ -11,10 +11,10 @@ from scipy.optimize import linear_sum_assignment
 
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.inputs import Array, as_numpy
+from bayesncl.inputs import Array, as_features, as_numpy
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.interpretability import Values
-from bayesncl.measure.rows import active, as_codes, as_tensor, unit_codes
+from bayesncl.measure.rows import active, as_tensor, unit_codes
 
 TWIN = 0.9  # cosine above which two dimensions are twins
 MAX_TWIN_ROWS = 8192  # rows that cosines are computed over, spread evenly
@@ -43,7 +43,7 @@ def distinct(z: Array) -> np.ndarray:
 
     Without some dimensions the rows have other lengths, so twins are sought again.
     """
-    codes = as_codes(z)
+    codes = as_features(z)
     left = np.arange(codes.shape[1])
     while True:
         twins, strength = find_twins(codes[:, left])

@@ -7,11 +7,11 @@ are useless.
 import numpy as np
 import scipy.sparse as sp
 
-from bayesncl.inputs import Array
+from bayesncl.inputs import Array, as_features
 from bayesncl.measure.columns import twin_share
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.result import Tree
-from bayesncl.measure.rows import as_codes, column_sums, fired, lengths, unit_codes
+from bayesncl.measure.rows import column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import TOP, strongest_images
 from bayesncl.method.losses import ACTIVE
 
@@ -76,7 +76,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> Tree:
 
     `top` are the ten or more strongest images of each dimension from `strongest_images`, if known.
     """
-    z = as_codes(z)
+    z = as_features(z)
     codes = unit_codes(z)
     n, width = codes.shape
     table, total = describe(codes), column_sums(codes)

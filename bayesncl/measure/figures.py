@@ -17,7 +17,6 @@ from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as factor_summary
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.retrieval import draw_queries, retrieval
-from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import KEPT, TOP, strongest_images
 from bayesncl.measure.verdict import ALIKE, MIN_IMAGES, NOISE_QUANTILE, judge
 
@@ -54,10 +53,10 @@ def figures(
     ks, queries : dimensions kept per image, besides 2 and 5; queries of retrieval (None: all).
     everything : also F1 and IoU of codes in which very many entries fire.
     """
-    codes = as_codes(z)
+    codes = as_features(z)
     n, width = codes.shape
     ks = sorted({*ks, topk.CLASS_KEPT, KEPT})
-    untrained = None if control is None else as_codes(control)
+    untrained = None if control is None else as_features(control)
     if untrained is not None and untrained.shape != codes.shape:
         shapes = f"{list(codes.shape)} like the codes, got {list(untrained.shape)}"
         raise InputError(f"the control must be {shapes}")

@@ -18,11 +18,6 @@ ENTRIES_PER_BLOCK = 2**22  # sums are float32 within a block, float64 over block
 UNIT_TOLERANCE = 1e-6  # rows this close to unit length are left unchanged
 
 
-def as_codes(z: Array) -> np.ndarray:
-    """Numpy, torch or scipy sparse codes as a dense array of floats."""
-    return as_features(z.toarray() if sp.issparse(z) else z)
-
-
 def slices(count: int, step: int) -> list[slice]:
     """Slices of `step` rows, of which the last may have fewer."""
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -51,7 +46,7 @@ def lengths(z: np.ndarray) -> np.ndarray:
 
 def unit_codes(z: Array) -> np.ndarray:
     """Codes with rows at unit length; zero rows stay zero. Codes of unit length are not copied."""
-    z = as_codes(z)
+    z = as_features(z)
     length = lengths(z)
     if (np.abs(length - 1)[length > 0] <= UNIT_TOLERANCE).all():
         return z

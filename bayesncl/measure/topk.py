@@ -11,14 +11,14 @@ import torch
 from sklearn.preprocessing import normalize
 
 from bayesncl.device import find_device
-from bayesncl.inputs import Array, as_labels
+from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import dimensions as dims
 from bayesncl.measure.dimensions import Labelings
 from bayesncl.measure.interpretability import Values, shuffle_labels
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
 from bayesncl.measure.retrieval import draw_queries, precision, relevance
-from bayesncl.measure.rows import active, as_codes, blocks, unit_codes
+from bayesncl.measure.rows import active, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 TOP = 10  # strongest images of a dimension
@@ -36,7 +36,7 @@ def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     The strongest comes first, of equal entries the one with the lower column.
     """
     device, found = find_device(), []
-    for _, block in blocks(as_codes(z)):
+    for _, block in blocks(as_features(z)):
         entries = block.to(device)
         order = entries.abs().argsort(dim=1, descending=True, stable=True)
         top = order[:, :k].clone()  # a view would keep the whole order in memory
