@@ -72,8 +72,11 @@ def test_the_head_learns_and_comes_back_from_its_file(tmp_path: Path) -> None:
     assert np.array_equal(again.transform(rows), z)
 
 
-def test_the_data_set_has_recipes_and_trains_with_the_gate(tmp_path: Path) -> None:
+def test_the_data_set_has_recipes_and_trains_with_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "tints-ncl" in recipe_names()
+    assert call("recipes") == 0 and "tints" in capsys.readouterr().out
     small = ["data.train_images=64", "data.test_images=40", "data.size=8", "views.size=8"]
     recipe = change(named("tints"), [*small, "gate.kind=gaussian", "run.epochs=1"])
     images = load(recipe.data, "train")
@@ -88,7 +91,7 @@ def test_an_encoder_trains_with_the_head_and_is_evaluated_later(
 ) -> None:
     """The page's class in a module of its own, imported by each command."""
     monkeypatch.delitem(HEADS, "softplus")
-    (tmp_path / "my_heads.py").write_text(f"import torch\n{SNIPPETS[1]}")
+    (tmp_path / "my_heads.py").write_text(SNIPPETS[1])
     monkeypatch.chdir(tmp_path)
     words = train_words("model.head=softplus", "run.knn_every=1")
     assert call("--import", "my_heads", *words) == 0

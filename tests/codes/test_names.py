@@ -149,14 +149,19 @@ def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
     assert run(*fit).status == 0 and folder.names() == after  # the same fit changes nothing
 
 
+def give_names(folder: CodesFolder, *dims: int) -> Annotations:
+    own = folder.names()
+    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in dims}
+    folder.save_names(own)
+    return own
+
+
 def test_a_refit_continues_codes_with_names(run, tmp_path: Path) -> None:
     fit = ("fit", "x.npy", "-o", "codes", "--components", "16")
     np.save("x.npy", blobs(300, 12))
     assert run(*fit, "--quiet").status == 0
     folder = CodesFolder("codes")
-    old, own = folder.codes(), folder.names()
-    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in range(16)}
-    folder.save_names(own)
+    old, own = folder.codes(), give_names(folder, *range(16))
     kept = {k: f"thing {k}" for k in range(16)}
     again = run(*fit)
     assert "continuing the codes" in again.err and folder.names() == own  # nothing is new
@@ -187,13 +192,11 @@ def test_named_codes_fitted_on_all_rows_continue_on_all_rows(
     np.save("x.npy", blobs(300, 12))
     fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "16"), CodesFolder("codes")
     assert run(*fit).status == 0
-    own = folder.names()
-    own.dimensions = {3: [Entry("thing", author="Ann")]}
-    folder.save_names(own)
+    give_names(folder, 3)
     np.save("x.npy", blobs(330, 12))  # enough rows to hold some out
     again = run(*fit)
     assert "continuing" in again.err and "330 fitted rows" in again.out
-    assert folder.names().name(3) == "thing" and folder.rows().held == 0
+    assert folder.names().name(3) == "thing 3" and folder.rows().held == 0
     assert "held-out" in run(*fit, "--fresh").out and folder.rows().held > 0
 
 
@@ -201,9 +204,7 @@ def test_names_of_continued_codes_stay_by_number(run, tmp_path: Path) -> None:
     fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "4"), CodesFolder("codes")
     np.save("x.npy", blobs(15))  # too few rows to match dimensions by
     assert run(*fit).status == 0
-    own = folder.names()
-    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in (0, 1, 3)}
-    folder.save_names(own)
+    own = give_names(folder, 0, 1, 3)
     np.save("x.npy", blobs(17))
     assert "continuing" in run(*fit).err
     after = folder.names()
@@ -215,12 +216,10 @@ def test_rows_no_longer_held_out_are_fitted(run, tmp_path: Path) -> None:
     np.savez("x.npz", z=x, test=np.arange(300) >= 270)
     assert "30 held-out" in run("fit", "x.npz", *more).out
     folder = CodesFolder("codes")
-    own = folder.names()
-    own.dimensions = {3: [Entry("thing", author="Ann")]}
-    folder.save_names(own)
+    own = give_names(folder, 3)
     np.save("x.npy", x)  # the same embeddings in the same order
     assert "continuing" in run("fit", "x.npy", *more).err
-    assert folder.fingerprint() != own.fingerprint and folder.names().name(3) == "thing"
+    assert folder.fingerprint() != own.fingerprint and folder.names().name(3) == "thing 3"
 
 
 def test_a_kill_before_continued_codes_are_published_keeps_the_names_by_number(
@@ -229,9 +228,7 @@ def test_a_kill_before_continued_codes_are_published_keeps_the_names_by_number(
     fit, folder = ("fit", "x.npy", "-o", "codes", "--components", "4"), CodesFolder("codes")
     np.save("x.npy", blobs(15))  # too few rows to match dimensions by
     assert run(*fit).status == 0
-    own = folder.names()
-    own.dimensions = {k: [Entry(f"thing {k}", author="Ann")] for k in (0, 1, 3)}
-    folder.save_names(own)
+    own = give_names(folder, 0, 1, 3)
     np.save("x.npy", blobs(17))
     real = CodesFolder.write_codes
 
@@ -250,9 +247,8 @@ def test_codes_with_too_few_dimensions_are_fitted_anew(run, tmp_path: Path) -> N
     np.save("x.npy", blobs(300, 12))
     fit, folder = ("fit", "x.npy", "-o", "codes"), CodesFolder("codes")
     assert run(*fit).status == 0
-    own, width = folder.names(), folder.codes().n_components_
-    own.dimensions = {0: [Entry("thing", author="Ann")]}
-    folder.save_names(own)
+    width = folder.codes().n_components_
+    give_names(folder, 0)
     again = run(*fit, "--active", str(width + 1))
     assert again.status == 0 and "continuing" not in again.err
     assert folder.codes().n_components_ > width
