@@ -373,7 +373,7 @@ def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, 
 
 def _to_floats(heading: str, column: Any) -> np.ndarray:
     if isinstance(column, list) and "" in column:  # of a .csv file
-        raise ValueError(f"column {heading} is empty in row {column.index('') + 1}")
+        raise ValueError(f"column {heading} has an empty cell in row {column.index('') + 1}")
     try:
         return np.array(column, np.float64)
     except (ValueError, TypeError) as error:

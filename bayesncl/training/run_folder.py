@@ -164,7 +164,7 @@ def load_weights(path: Path) -> Encoder:
         )
     tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
-        codes = "codes without an encoder: open it with ReadableCodes.load"
+        codes = "a file of codes without an encoder: use ReadableCodes.load"
         what = codes if "config" in metadata else "not a trained model: it has no recipe"
         raise InputError(f"{path} is {what}")
     if metadata.get("sha256") != digest(tensors):
